@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks._arguments import Arguments, bounded_float, bounded_int
 from delta_prop_simulations.files import read_shipped
 from delta_prop_simulations.report.figures import sections
-from delta_prop_simulations.report.picture import picture
+from delta_prop_simulations.report.plot import picture
 from delta_prop_simulations.scenarios.reading import read_setups
 from delta_prop_simulations.scenarios.result import Result
 from delta_prop_simulations.scenarios.run import run

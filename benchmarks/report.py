@@ -32,8 +32,7 @@ from benchmarks._results import (
 from benchmarks._saved import Run, read
 from delta_prop.spark.java import find_missing
 from delta_prop_simulations.report.axis import linear_axis
-from delta_prop_simulations.report.picture import picture
-from delta_prop_simulations.report.plot import Line, Plot
+from delta_prop_simulations.report.plot import Line, Plot, picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from delta_prop_broker.disk import Disk, File, Lock
 
 Node = FileMedia | DirectoryMedia
 __all__ = ["CHANGING", "Call", "SimCrash", "SimDisk", "SimFile", "SimLock", "When", "nth"]
@@ -104,9 +103,7 @@ class SimDisk(Faults):
         return new_disk
 
     def flip(self, path: str, at: int | None = None, bit: int | None = None) -> tuple[int, int]:
-        """Flip one bit of a file, on the media and for reads; return its byte position and its bit number.
-        Both are drawn if not given.
-        """
+        """Flip one bit of a file, on the media and for reads; return its byte and bit, drawn if not given."""
         file = self._file(path)
         if not file.cached:
             raise ValueError(f"{path}: empty: choose a file with at least one byte")
@@ -152,7 +149,6 @@ class SimDisk(Faults):
     # --- the port
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> SimFile:
-        """Open a file; with `create`, create it if it does not exist."""
         if create and read_only:
             raise ValueError("create, read_only: both are set: choose one")
         file_parts(path)
@@ -163,7 +159,6 @@ class SimDisk(Faults):
         return self.do("open", path, effect)
 
     def list(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted; an empty list if the directory does not exist."""
         parts = path_parts(path)
 
         def effect() -> list[str]:
@@ -175,7 +170,6 @@ class SimDisk(Faults):
         return self.do("list", path, effect)
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its parents, unless they exist. The root always exists."""
         parts = path_parts(path)
 
         def effect() -> None:
@@ -188,7 +182,6 @@ class SimDisk(Faults):
         self.do("make_directory", path, effect)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name; an existing file of that name is replaced."""
         (old_parents, old_name), (new_parents, new_name) = file_parts(old), file_parts(new)
 
         def effect() -> None:
@@ -208,7 +201,6 @@ class SimDisk(Faults):
         self.do("rename", old, effect)
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
         parents, name = file_parts(path)
 
         def effect() -> None:
@@ -219,7 +211,6 @@ class SimDisk(Faults):
         self.do("remove", path, effect)
 
     def sync_directory(self, path: str) -> None:
-        """Return when the names in a directory are on stable storage."""
         parts = path_parts(path)
 
         def failing() -> None:
@@ -229,7 +220,6 @@ class SimDisk(Faults):
         self.do("sync_directory", path, lambda: self._directory(parts).sync(), failing=failing)
 
     def lock(self, path: str) -> SimLock:
-        """Lock the directory for this process, by a file at `path`."""
         file_parts(path)
 
         def effect() -> SimLock:
@@ -244,7 +234,6 @@ class SimDisk(Faults):
         return self.do("lock", path, effect)
 
     def free_bytes(self) -> int:
-        """Return the free space; practically unlimited without a capacity."""
         return self.do("free_bytes", "", self._free_capacity)
 
     # --- state
@@ -344,8 +333,6 @@ class SimFile:
         file.opened += 1
 
     def read(self, at: int, size: int) -> bytes:
-        """Return up to `size` bytes from `at` on; fewer only at the end of the file."""
-
         def effect() -> bytes:
             file = self._open(at)
             content = bytes(memoryview(file.cached)[at : at + size])
@@ -354,7 +341,6 @@ class SimFile:
         return self._disk.do("read", self._path, effect, at=at, size=size)
 
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
-        """Write these buffers one after the other from `at` on; return the number of bytes written."""
         data = b"".join(parts)
         disk = self._disk
 
@@ -377,7 +363,6 @@ class SimFile:
         return disk.do("write", self._path, effect, at=at, size=len(data), partly=partly, failing=partly)
 
     def sync(self) -> None:
-        """Return when everything written is on stable storage."""
         disk = self._disk
 
         def effect() -> None:
@@ -402,29 +387,17 @@ class SimFile:
         disk.do("sync", self._path, effect, failing=failing)
 
     def size(self) -> int:
-        """Return the length of the file, in bytes."""
         return self._disk.do("size", self._path, lambda: self._open(0).size)
 
     def truncate(self, size: int) -> None:
-        """Truncate the file, or extend it with zeros."""
-
         def effect() -> None:
-            file = self._writable(size, errno.EINVAL)
-            if size - file.size > self._disk._free_capacity():
-                self._disk.fault_counts["no room"] += 1
-                raise disk_error(errno.ENOSPC, self._path)
-            self._disk._resize(file, size)
+            self._disk._resize(self._growable(size, errno.EINVAL), size)
 
         self._disk.do("truncate", self._path, effect, size=size)
 
     def allocate(self, size: int) -> None:
-        """Allocate space up to this length; a shorter file is extended."""
-
         def effect() -> None:
-            file = self._writable(size, errno.EBADF)
-            if size - file.size > self._disk._free_capacity():
-                self._disk.fault_counts["no room"] += 1
-                raise disk_error(errno.ENOSPC, self._path)
+            file = self._growable(size, errno.EBADF)
             self._disk._used_bytes += max(0, size - file.size)
             file.allocated = max(file.allocated, size)
 
@@ -452,6 +425,14 @@ class SimFile:
         file = self._open(at)
         if self._read_only:
             raise disk_error(read_only_error, self._path)
+        return file
+
+    def _growable(self, size: int, read_only_error: int) -> FileMedia:
+        """Return the file, which has room to grow to this size."""
+        file = self._writable(size, read_only_error)
+        if size - file.size > self._disk._free_capacity():
+            self._disk.fault_counts["no room"] += 1
+            raise disk_error(errno.ENOSPC, self._path)
         return file
 
     def _shortened(self, size: int) -> int:
@@ -490,9 +471,3 @@ def _files(directory: DirectoryMedia) -> list[FileMedia]:
     for node in directory.names.values():
         files += [node] if isinstance(node, FileMedia) else _files(node)
     return files
-
-
-if TYPE_CHECKING:
-
-    def _conforms(disk: SimDisk, file: SimFile, lock: SimLock) -> tuple[Disk, File, Lock]:
-        return disk, file, lock

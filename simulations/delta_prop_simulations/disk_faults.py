@@ -23,8 +23,7 @@ Kind = Literal["crash", "fail", "shorten", "lose", "misdirect"]
 _FILE_CALLS = ("open", "write", "sync", "truncate", "allocate")
 _NAME_CALLS = ("make_directory", "rename", "remove", "sync_directory", "lock")
 CHANGING = frozenset(_FILE_CALLS + _NAME_CALLS)
-"""Names of the calls that may change what a crash leaves. `close` and `release` do not count as calls at all.
-"""
+"""Calls that may change what a crash leaves. `close` and `release` do not count as calls at all."""
 
 _TRACE_MAX = 100_000
 
@@ -51,9 +50,7 @@ When = int | Callable[[Call], bool]
 
 
 def nth(name: str, count: int, ending: str = "") -> Callable[[Call], bool]:
-    """Return a predicate that is true for call number `count` (from 1) of this name whose path has this
-    ending, e.g. `nth("write", 2, ".log")`.
-    """
+    """Return a predicate: true for call `count` (from 1) of this name to a path with this ending."""
     matches = 0
 
     def is_nth(call: Call) -> bool:
@@ -92,8 +89,6 @@ class Faults:
         self._rules: list[_Rule] = []
         self._matching: list[_Rule] = []  # the rules that match the current call
 
-    # --- planned faults
-
     def fail(self, when: When, error: int = errno.EIO, *, times: int | None = 1) -> None:
         """Make the next `times` calls that match raise OSError of this number; all of them if `times` is
         None.
@@ -123,11 +118,8 @@ class Faults:
         self._rules.append(_Rule("crash", when, 1, moment=moment))
 
     def heal(self) -> None:
-        """Drop the planned faults."""
         self._rules.clear()
         self._matching.clear()
-
-    # --- each call
 
     def do(
         self,

@@ -74,8 +74,6 @@ class FileMedia:
         assert isinstance(self.stored, bytearray)
         return self.cached, self.stored
 
-    # --- actions of the process
-
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Write into the page cache; a gap after the file's end is filled with zeros."""
         if not data:
@@ -231,9 +229,7 @@ class FileMedia:
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """One change of a directory's names that is not on the media yet. `names`: the new nodes; None removes a
-    name.
-    """
+    """One change of a directory's names, not on the media yet. `names`: new nodes; None removes a name."""
 
     number: int
     names: dict[str, FileMedia | DirectoryMedia | None]
@@ -242,9 +238,7 @@ class Change:
 
 @dataclass(slots=True, eq=False)
 class DirectoryMedia:
-    """One directory. `names`: its current names; `stored`: the names on the media; `changes` lead from
-    `stored` to `names`.
-    """
+    """One directory: `changes` lead from the `stored` names, on the media, to its current `names`."""
 
     names: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)
     stored: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)
@@ -283,9 +277,7 @@ class DirectoryMedia:
 
 
 def draw_surviving_changes(directories: Iterable[DirectoryMedia], rng: Random) -> dict[int, int]:
-    """Draw how many changes of each directory survive a crash, keyed by the directory's `id`; moves stay
-    atomic.
-    """
+    """Draw how many changes of each directory, by its `id`, survive a crash; moves stay atomic."""
     directories = list(directories)
     survivors = {}
     for directory in directories:
@@ -325,16 +317,13 @@ def _apply(names: dict[str, FileMedia | DirectoryMedia], change: Change) -> None
 
 
 def _draw_some(sectors: list[int], rng: Random) -> list[int]:
-    """Draw some of the sectors, at least one of a list that is not empty: a fault without an effect tests
-    nothing.
-    """
+    """Draw some sectors, at least one if there is any: a fault without an effect tests nothing."""
     share = rng.random()
     drawn = [sector for sector in sectors if rng.random() < share]
     return drawn or sectors[:1]
 
 
 def _resized(content: bytes | bytearray, size: int) -> bytes | bytearray:
-    """Return the start of the content, padded with zeros."""
     part = content[:size]
     return part if len(part) == size else part + bytes(size - len(part))
 

@@ -1,7 +1,4 @@
-"""Reads and writes real files, and measures CPU time.
-
-No other module of the simulations accesses the real machine in these ways.
-"""
+"""Reads and writes real files, and measures CPU time. No other module of the simulations does this."""
 
 from __future__ import annotations
 
@@ -14,13 +11,12 @@ from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from importlib.resources.abc import Traversable
 
 processor_s = time.process_time
 """Returns the seconds of CPU time that this process has used."""
 
 _PIECE_BYTES = 1 << 20
-_SHIPPED = "delta_prop_simulations.scenarios"
+_SHIPPED = "delta_prop_simulations.scenarios.shipped"
 
 
 def read_text(path: str) -> str:
@@ -79,14 +75,10 @@ def read_packaged(package: str, name: str) -> str:
 
 def read_shipped() -> dict[str, str]:
     """Return the text of each scenario that the package includes, by name, sorted."""
-    return {name: _folder().joinpath(f"{name}.toml").read_text() for name in shipped_names()}
+    return {name: read_packaged(_SHIPPED, f"{name}.toml") for name in shipped_names()}
 
 
 def shipped_names() -> list[str]:
     """Return the names of the scenarios that the package includes, sorted."""
-    names = [file.name for file in _folder().iterdir()]
+    names = [file.name for file in resources.files(_SHIPPED).iterdir()]
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
-
-
-def _folder() -> Traversable:
-    return resources.files(_SHIPPED) / "shipped"

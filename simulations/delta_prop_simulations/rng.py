@@ -1,8 +1,4 @@
-"""Derives random streams from one number: each purpose has its own stream, the same in every process.
-
-A stream depends only on the number and its name, so an additional draw from one stream changes no other
-stream.
-"""
+"""Derives random streams from one number: a stream depends only on the number and the stream's name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Traces a run as one hash: two runs have the same hash if and only if the same events occurred.
-
-Each event is hashed together with the virtual time; the last events are also stored as text, to be read.
-"""
+"""Traces a run as one hash: two runs have the same hash if and only if the same events occurred."""
 
 from __future__ import annotations
 
@@ -31,9 +28,7 @@ class Trace:
         self._hash = blake2b(digest_size=_HASH_BYTES)
 
     def note(self, *fields: object) -> None:
-        """Note an event. The fields are text, numbers or bytes, since the text of other objects may have an
-        address, which differs between runs.
-        """
+        """Note an event: text, numbers or bytes, as other objects' texts may have an address."""
         for value in fields:
             if value is not None and not isinstance(value, str | int | float | bytes):
                 raise UsageError(f"{type(value).__name__} in a trace: give text, numbers or bytes")
@@ -47,5 +42,4 @@ class Trace:
         self._hash.update(_TURN.pack(now, runnable))
 
     def digest(self) -> str:
-        """Return the hash so far."""
         return self._hash.hexdigest()

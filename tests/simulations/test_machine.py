@@ -13,10 +13,8 @@ import pytest
 from delta_prop import Propagator, Settings
 from delta_prop.testing import VirtualNetwork, run_virtual
 from delta_prop_simulations.chaos.chaos_run import TurnTimer
-from delta_prop_simulations.clock import ClockFaults, FaultyClock
-from delta_prop_simulations.machine import Ending, Machine
+from delta_prop_simulations.machine import ClockFaults, Ending, FaultyClock, Machine, SimThreads, ThreadFaults
 from delta_prop_simulations.rng import Seed
-from delta_prop_simulations.threads import SimThreads, ThreadFaults
 from delta_prop_simulations.trace import Trace
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from delta_prop_simulations.chaos.plan import STRIKES
-from delta_prop_simulations.chaos.sweep import Summary, sweep
+from delta_prop_simulations.commands.sweep import Summary, sweep
 from delta_prop_simulations.processes import cores
 
 if TYPE_CHECKING:

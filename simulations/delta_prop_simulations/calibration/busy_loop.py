@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMER_S_MIN = 0.0001
-"""The shortest wait that counts as a timer; on the machine, shorter waits are for network input, which wakes
-the loop without a timer.
-"""
+"""The shortest wait for a timer; shorter ones are for network input, which wakes the loop without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,6 @@ class BusyLoop(VirtualLoop):
         self._timer_delay, self._random = timer_delay, random
 
     def advance(self, seconds: float) -> None:
-        """Advance the time during the running task."""
         self._now += seconds
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[override]
@@ -88,9 +85,7 @@ class BusyTime:
         return anyio.run(main, backend="asyncio", backend_options=options)
 
     def spend(self, seconds: float) -> None:
-        """Spend `seconds` computing on the loop. This takes longer while calls run on threads, and prolongs
-        these calls.
-        """
+        """Spend `seconds` computing on the loop: more while calls run on threads, which it prolongs."""
         loop = self._running_loop()
         for call in self._calls:
             seconds *= call.contention.loop_slower
@@ -99,9 +94,7 @@ class BusyTime:
         loop.advance(seconds)
 
     async def wait_outside_loop(self, seconds: float, contention: Contention = NO_CONTENTION) -> None:
-        """Wait for work outside of the loop, which takes `seconds` if the loop is idle. Cancellation does not
-        interrupt the wait.
-        """
+        """Wait for work outside of the loop, which takes `seconds` if the loop is idle; not cancellable."""
         loop = self._running_loop()
         call = _Call(loop.time() + seconds, contention)
         self._calls.append(call)

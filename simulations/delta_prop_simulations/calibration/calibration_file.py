@@ -1,7 +1,4 @@
-"""The file of a calibration, which scenarios name: the distributions of each sink, and the machine.
-
-Distributions are valid on one machine only, so the file describes the machine.
-"""
+"""The file of a calibration: the distributions of each sink, valid on one machine, and that machine."""
 
 from __future__ import annotations
 
@@ -11,10 +8,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from delta_prop_simulations.calibration.distributions import Distribution
+from delta_prop_simulations.files import read_text, resolve_beside
+from delta_prop_simulations.scenarios.sinks import ConfiguredDistribution
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from delta_prop_simulations.scenarios.scenario import SinkSpec
 
 FORMAT = "delta-prop calibration 1"
 CALL = "call"
@@ -47,7 +48,6 @@ class Calibration:
         return distributions[kind]
 
     def to_text(self) -> str:
-        """Return the text of the file."""
         sinks = {
             name: {kind: distribution.to_json() for kind, distribution in distributions.items()}
             for name, distributions in self.sinks.items()
@@ -74,3 +74,11 @@ class Calibration:
                 f"{path}: not a calibration: {error}: create one: delta-prop simulate calibrate --to {path}"
             ) from None
         return cls(machine, sinks)
+
+
+def distribution_of(spec: SinkSpec, scenario: str) -> Distribution | ConfiguredDistribution:
+    """Return the distribution of a sink's calls. `scenario`: its path, which `file` is relative to."""
+    if spec.file is None:
+        return ConfiguredDistribution(spec)
+    path = resolve_beside(scenario, spec.file)
+    return Calibration.from_text(read_text(path), path).distribution(spec.sink or spec.name)

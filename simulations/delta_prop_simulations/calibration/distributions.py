@@ -68,8 +68,6 @@ class Distribution:
         times = tuple(_thin(sorted(samples[size])) for size in sizes)
         return cls(sizes, times, delta_bytes, byte_s)
 
-    # --- queries
-
     def draw(self, random: Random, delta_count: int, size_bytes: float | None = None) -> float:
         """Draw the duration of one call, in seconds."""
         return self.quantile(random.random(), delta_count, size_bytes)
@@ -105,8 +103,6 @@ class Distribution:
         if len(self.sizes) == 1:
             return last / self.sizes[-1]
         return max(last - _quantile(self.times_s[-2], 0.5), 0.0) / (self.sizes[-1] - self.sizes[-2])
-
-    # --- as JSON
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data, with times rounded to a tenth of a microsecond."""
@@ -144,7 +140,6 @@ class Samples:
         durations += [max(duration, 0.0) for duration in seconds]
 
     def distributions(self) -> dict[str, Distribution]:
-        """Return the distribution of each kind."""
         return {
             kind: Distribution.of(by_size, delta_bytes=self._delta_bytes)
             for kind, by_size in self._seconds.items()

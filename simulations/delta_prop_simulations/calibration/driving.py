@@ -1,7 +1,4 @@
-"""Drives a set-up: sends deltas, and notes their lags. Measurements and predictions use the same code.
-
-The clock is an argument, so the code runs in real and in virtual time.
-"""
+"""Drives a set-up, in real or virtual time: sends deltas, and notes their lags."""
 
 from __future__ import annotations
 
@@ -38,14 +35,12 @@ class Observation:
     seconds: float = 0.0
 
     def add(self, other: Observation) -> None:
-        """Add the results of another run."""
         self.lags_s += other.lags_s
         self.deltas += other.deltas
         self.seconds += other.seconds
 
     @property
     def rate(self) -> float:
-        """The number of deltas applied per second."""
         return self.deltas / self.seconds if self.seconds else 0.0
 
     def lag_s(self, share: float) -> float:
@@ -83,7 +78,6 @@ class Stopwatch:
         self._start_offset, self._started_at = self._applied, self.now()
 
     def end(self) -> Observation:
-        """End the observation and return it."""
         observation = self._observation
         assert observation is not None
         observation.seconds = self.now() - self._started_at
@@ -137,9 +131,7 @@ class Source:
         self._watch.note_offset(receipt.result().next_offset)
 
     async def send_open_loop(self, gaps_s: Iterator[float], seconds: float) -> None:
-        """Send each batch when it is due, regardless of outcomes: an open loop. `gaps_s`: the times between
-        batches.
-        """
+        """Send each batch when it is due, regardless of outcomes. `gaps_s`: the times between batches."""
         now = self._watch.now
         due_at = now()
         until = due_at + seconds
@@ -173,9 +165,7 @@ class RealRig(Rig):
         raise NotImplementedError
 
     async def call(self, propagator: Propagator, deltas: Sequence[Delta]) -> float:
-        """Publish deltas while there is no other work; return the seconds from their append to their
-        application.
-        """
+        """Publish deltas while the service is idle; return the seconds from append to application."""
         self.watch.begin()
         receipt = propagator.offer(*deltas)
         await receipt.wait()
@@ -186,6 +176,5 @@ class RealRig(Rig):
 
 
 def poisson(random: Random, rate_per_s: float) -> Iterator[float]:
-    """Yield the seconds between independent arrivals."""
     while True:
         yield random.expovariate(rate_per_s)

@@ -55,9 +55,7 @@ CHUNK = 512
 CALLS_BY_SIZE = {1: 10, 10: 10, 100: 8, 500: 3}
 """For each number of deltas per call, the number of calls in one slice of calibration."""
 FILLS = 2
-"""The number of backlogs that are indexed in one slice of calibration while the loop is idle, and while it is
-busy.
-"""
+"""The number of backlogs indexed in one slice of calibration, both while the loop is idle and busy."""
 BACKLOG_ROWS = 3_072
 DELTAS_PER_PUBLISH = 10
 
@@ -106,9 +104,7 @@ class _RecordedThread:
 
 
 class IndexRig(RealRig):
-    """The real set-up, while it is open. `other`: a propagator without sinks, whose publishes keep the loop
-    busy.
-    """
+    """The open, real set-up. `other`: a propagator without sinks, whose publishes keep the loop busy."""
 
     def __init__(
         self, propagator: Propagator, other: Propagator, sink: IndexSink, thread_calls: _ThreadCalls
@@ -182,14 +178,10 @@ async def real(folder: Path) -> AsyncIterator[IndexRig]:
 
 @asynccontextmanager
 async def model(draws: Draws, timer: Timer) -> AsyncIterator[Rig]:
-    """Open the model of the set-up, in virtual time."""
     watch = Stopwatch(timer)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("index", draws, watch))
-        yield Rig(
-            Source(propagator, generate_publishes(DELTAS_PER_PUBLISH, "source"), watch, draws),
-            watch,
-        )
+        yield Rig(Source(propagator, generate_publishes(DELTAS_PER_PUBLISH, "source"), watch, draws), watch)
 
 
 class _Model(ModelSink):

@@ -1,8 +1,4 @@
-"""Measures what the machine costs without any sink: a publish on the event loop, and the delay of a timer.
-
-Every prediction needs these times. A publish is measured in CPU time, which excludes other programs on the
-machine.
-"""
+"""Measures what the machine costs without any sink: a publish, in CPU time, and the delay of a timer."""
 
 from __future__ import annotations
 
@@ -26,14 +22,11 @@ if TYPE_CHECKING:
     from delta_prop_simulations.rng import Random
 
 SEND = "send"
-"""A publish with all its work on the loop, including the timer before it; keyed by the number of deltas per
-publish."""
+"""A publish with all its work on the loop, and the timer before it; keyed by the deltas per publish."""
 TIMER_DELAY = "late"
 """The delay of a timer on an idle loop."""
 SEND_UNCONTENDED, SEND_CONTENDED = "send alone", "send beside"
-"""A publish directly after another one: while no other thread works, and while a thread runs a call; both
-keyed by the number of deltas of that call.
-"""
+"""A publish right after another: while no thread works, and during a thread's call; keyed by its deltas."""
 BUSY = "busy"
 """The share of time for which the loop was busy during a call on a thread."""
 

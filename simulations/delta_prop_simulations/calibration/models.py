@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 THREAD, THREAD_CONTENDED = "thread", "thread beside"
-"""The durations of a call on a thread: alone, and while the loop is busy half of the time; keyed by number of
-deltas."""
+"""Times of a thread's call, alone and while the loop is busy half of the time; keyed by its deltas."""
 
 
 def observe(sink: Any, watch: Stopwatch) -> None:
@@ -43,9 +42,7 @@ def observe(sink: Any, watch: Stopwatch) -> None:
 
 
 class TimedThreads:
-    """A wrapper of threads that appends the duration of each call to a list, including the hand-over to the
-    thread and back.
-    """
+    """Wraps threads, and appends the duration of each call to a list, with the hand-over and back."""
 
     def __init__(self, threads: Threads, timer: Timer, durations_s: list[float]) -> None:
         self._threads = threads
@@ -71,7 +68,6 @@ class Draws:
         self._contention = contention_by_size(distributions)
 
     def draw_s(self, kind: str, delta_count: int) -> float:
-        """Draw a duration, in seconds."""
         return self._distributions[kind].draw(self._random, delta_count)
 
     def compute(self, kind: str, delta_count: int) -> None:
@@ -89,7 +85,6 @@ class Draws:
         )
 
     def median(self, kind: str, delta_count: int) -> float:
-        """Return the median duration, in seconds."""
         return self._distributions[kind].quantile(0.5, delta_count)
 
     def contention(self, delta_count: int) -> Contention:
@@ -128,7 +123,6 @@ class ModelSink:
         """Do nothing: the service stores the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Take the drawn time."""
         await self.work(sum(delivery.count for delivery in deliveries))
         self._watch.note_applied(deliveries[-1].next_offset)
 

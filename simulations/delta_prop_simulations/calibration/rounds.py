@@ -6,9 +6,10 @@ between the measured slices, and the rate of an open loop comes from the predict
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.calibration.driving import RealRig, Rig
 
     Drive: TypeAlias = Callable[[Rig, float], Awaitable[None]]
+    from collections.abc import Sequence
 
 SLICES = 3
 """Number of measured slices in a round; there is a slice of calibration before and after each."""
@@ -152,3 +154,95 @@ async def _run_open_loop(set_up: SetUp, seed: Seed, per_s: float, rig: Rig, seco
 
 def _figures(peak: Observation, steady: Observation) -> Figures:
     return Figures(peak.rate, steady.lag_s(0.5), steady.lag_s(0.99), len(steady.lags_s))
+
+
+ERROR_MAX = 0.2
+"""Maximum error of a predicted throughput or median lag, as a share of the measured value."""
+P99_FACTOR_MAX = 1.5
+"""Maximum factor between a predicted and a measured 99 % quantile of the lag."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigure:
+    """One figure over all rounds: medians, and the ratio of predicted to measured, round by round."""
+
+    what: str
+    unit: str
+    predicted: float
+    measured: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One set-up, with its figures and rounds."""
+
+    name: str
+    about: str
+    figures: tuple[ComparedFigure, ...]
+    rounds: tuple[Round, ...]
+
+    @property
+    def is_good(self) -> bool:
+        return all(figure.good for figure in self.figures)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"good": self.is_good}
+
+
+def compare(name: str, about: str, rounds: Sequence[Round]) -> Comparison:
+    def compare_figure(
+        what: str, name: str, unit: str, scale: float, bounds: tuple[float, float]
+    ) -> ComparedFigure:
+        predicted: list[float] = [scale * getattr(each.predicted, name) for each in rounds]
+        measured: list[float] = [scale * getattr(each.measured, name) for each in rounds]
+        ratios = [one / other for one, other in zip(predicted, measured, strict=True)]
+        ratio, (low, high) = median(ratios), bounds
+        good = low <= ratio <= high
+        values = (median(predicted), median(measured), ratio, min(ratios), max(ratios), good)
+        return ComparedFigure(what, unit, *values)
+
+    bounds, p99_bounds = (1 - ERROR_MAX, 1 + ERROR_MAX), (1 / P99_FACTOR_MAX, P99_FACTOR_MAX)
+    figures = (
+        compare_figure("throughput", "peak_per_s", "deltas/s", 1, bounds),
+        compare_figure("lag p50", "lag_p50_s", "ms", 1e3, bounds),
+        compare_figure("lag p99", "lag_p99_s", "ms", 1e3, p99_bounds),
+    )
+    return Comparison(name, about, figures, tuple(rounds))
+
+
+def format_table(comparisons: Sequence[Comparison], machine: Mapping[str, str]) -> str:
+    """Return a table in Markdown, which is readable in a terminal, too."""
+    lines = [
+        "| set-up | what | predicted | measured | predicted / measured (rounds) | |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for comparison in comparisons:
+        for figure in comparison.figures:
+            lines.append(
+                f"| {comparison.name} | {figure.what}, {figure.unit} | {_format_number(figure.predicted)} | "
+                f"{_format_number(figure.measured)} | {figure.ratio:.2f} ({figure.ratio_low:.2f} to "
+                f"{figure.ratio_high:.2f}) | {'good' if figure.good else 'off'} |"
+            )
+    for comparison in comparisons:
+        rounds = comparison.rounds
+        lag_count = sum(each.measured.lags for each in rounds)
+        load = max(each.load for each in rounds)
+        lines.append(
+            f"\n{comparison.name}: {comparison.about}. {len(rounds)} rounds, {lag_count:,} lags, "
+            f"{_format_rates(rounds)}; the machine's load was up to {load:.1f}."
+        )
+    lines.append(f"\n{machine['processors']}, {machine['system']}, Python {machine['python']}.")
+    return "\n".join(lines)
+
+
+def _format_rates(rounds: Sequence[Round]) -> str:
+    rates = [each.asked_per_s for each in rounds if each.asked_per_s is not None]
+    return f"lags at {median(rates):,.0f} deltas/s" if rates else "lags at the peak"
+
+
+def _format_number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"

@@ -55,9 +55,7 @@ CALLS_BY_SIZE = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1_000: 3}
 CONTENDED_CALLS_BY_SIZE = {10: 10, 100: 8, 1_000: 3}
 """For each number of deltas per call, the number of calls in one slice that run while the loop is busy."""
 TRUNCATING_DELTAS, CALLS_TO_TRUNCATE_MAX = 300, 400
-"""Calls of this many deltas are repeated until one truncates the write-ahead log (about one in a hundred
-does), at most this often.
-"""
+"""Calls of this many deltas are repeated, at most this often, until one truncates the write-ahead log."""
 DELTAS_PER_PUBLISH = 20
 """Deltas per publish of the measured runs."""
 
@@ -85,9 +83,7 @@ class StorageRig(RealRig):
         self._publishes = {size: cycle(_batches(size, 40)) for size in (1, DELTAS_PER_PUBLISH, 100)}
 
     def _watch_wal(self, sink: StorageSink) -> None:
-        """Note after each call whether the call truncated the write-ahead log, and if not, how many bytes it
-        wrote there.
-        """
+        """Note after each call if it truncated the write-ahead log, or how many bytes it wrote there."""
         apply = sink.apply
         self._wal_bytes = self._grown_bytes = 0
         self._has_truncated = False
@@ -102,9 +98,7 @@ class StorageRig(RealRig):
         sink.apply = observed_apply  # type: ignore[method-assign]
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """Run one slice: calls of each size; calls until one truncates the write-ahead log; calls while the
-        loop is busy.
-        """
+        """Run one slice: calls of each size, until one truncates the log, and while the loop is busy."""
         for size, count in CALLS_BY_SIZE.items():
             for _ in range(count):
                 await self._timed_call(samples, random, size)
@@ -154,14 +148,10 @@ async def real(folder: Path) -> AsyncIterator[StorageRig]:
 
 @asynccontextmanager
 async def model(draws: Draws, timer: Timer) -> AsyncIterator[Rig]:
-    """Open the model of the set-up, in virtual time."""
     watch = Stopwatch(timer)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("storage", draws, watch))
-        yield Rig(
-            Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws),
-            watch,
-        )
+        yield Rig(Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws), watch)
 
 
 class _Model(ModelSink):

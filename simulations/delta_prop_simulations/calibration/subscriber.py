@@ -57,19 +57,13 @@ class _Reader:
     receiving takes the time that it draws.
     """
 
-    def __init__(
-        self,
-        subscriber: Subscriber,
-        watch: Stopwatch,
-        draws: Draws | None = None,
-    ) -> None:
+    def __init__(self, subscriber: Subscriber, watch: Stopwatch, draws: Draws | None = None) -> None:
         self.rate_per_s = RATE_PER_S
         self._subscriber = subscriber
         self._watch = watch
         self._draws = draws
 
     async def run(self) -> None:
-        """Read until cancelled."""
         now, free_at = self._watch.now, 0.0
         while True:
             called_at = now()
@@ -136,19 +130,14 @@ async def real(folder: Path) -> AsyncIterator[SubscriberRig]:
 
 @asynccontextmanager
 async def model(draws: Draws, timer: Timer) -> AsyncIterator[Rig]:
-    """Open the model over a fake network without latency; the cost of the path is drawn when a batch
-    arrives.
-    """
+    """Open the model over a fake network without latency; a batch's arrival draws the cost of the path."""
     watch = Stopwatch(timer)
     network = VirtualNetwork(0, _CONDITIONS, host="service")
     world, reader_world = virtual_world(network=network), virtual_world(network=network.at("reader"))
     settings = ServerSettings(host="service", allow_anonymous=True)
     make_reader = partial(_Reader, watch=watch, draws=draws)
     async with _serve(world, reader_world, settings, make_reader) as (propagator, _):
-        yield Rig(
-            Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws),
-            watch,
-        )
+        yield Rig(Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws), watch)
 
 
 SET_UP = SetUp(

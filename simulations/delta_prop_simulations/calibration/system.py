@@ -1,7 +1,4 @@
-"""The machine that is calibrated: its clocks, its temporary directories, its description.
-
-No other module of the calibration accesses the real machine in these ways.
-"""
+"""The machine that is calibrated: its clocks, its temporary directories, its description."""
 
 from __future__ import annotations
 

@@ -18,26 +18,20 @@ import anyio
 
 from delta_prop.testing import NetworkConditions, Stuck, VirtualNetwork, run_virtual
 from delta_prop_simulations.chaos.client_history import ClientHistory
-from delta_prop_simulations.chaos.clients import ReaderHost, WriterHost
 from delta_prop_simulations.chaos.faults import Nemesis
-from delta_prop_simulations.chaos.host import format_error, leaf_exceptions
-from delta_prop_simulations.chaos.node import Node
+from delta_prop_simulations.chaos.node import PORT, ClientHost, Node, format_error, leaf_exceptions
 from delta_prop_simulations.chaos.oracle import Oracle
-from delta_prop_simulations.chaos.readers import Reader
 from delta_prop_simulations.chaos.violation import Violation
-from delta_prop_simulations.chaos.workload import Writer
-from delta_prop_simulations.clock import ClockFaults
-from delta_prop_simulations.machine import Machine
+from delta_prop_simulations.chaos.workload import Reader, Writer
+from delta_prop_simulations.machine import ClockFaults, Machine, ThreadFaults
 from delta_prop_simulations.rng import Seed
-from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_simulations.trace import Trace
-from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from delta_prop_simulations.chaos.host import Host
-    from delta_prop_simulations.chaos.plan import NodePlan, Plan, WriterPlan
+    from delta_prop_simulations.chaos.node import Host
+    from delta_prop_simulations.chaos.plan import NodePlan, Plan
 
 PROGRESS_S_MAX = 120.0
 """The virtual time within which all work must be processed after healing."""
@@ -74,7 +68,6 @@ class Outcome:
 
 
 def run(plan: Plan) -> Outcome:
-    """Run the plan and return its outcome."""
     chaos_run = ChaosRun(plan)
     was_collecting = gc.isenabled()
     gc.disable()
@@ -108,11 +101,9 @@ class TurnTimer:
         self._now = 0.0
 
     def now(self) -> float:
-        """Return the virtual time, in seconds."""
         return self._now
 
     def note(self, now: float) -> None:
-        """Note one turn."""
         self._now = now
         self.count += 1
 
@@ -133,8 +124,6 @@ class ChaosRun:
         self._readers: list[Reader] = []
         self._network: VirtualNetwork
         self._nemesis: Nemesis
-
-    # --- the run
 
     async def main(self) -> None:
         """Run the plan from the start of all hosts to the last check."""
@@ -185,8 +174,6 @@ class ChaosRun:
         if self._turns.count % TURNS_PER_CHECK == 0:
             self.oracle.check_step(self.nodes)
 
-    # --- pending work
-
     def _pending_work(self) -> list[str]:
         """Return a line for each piece of unfinished work; none once everything is processed."""
         pending = [writer.waits_for() for writer in self._writers if not writer.is_done]
@@ -195,26 +182,19 @@ class ChaosRun:
         return pending or self._describe_divergence() or self._describe_lag()
 
     def _describe_divergence(self) -> list[str]:
-        """Return a line for each service if their logs hold different deltas; none if all logs hold
-        the same.
-        """
-        by_node = {node.name: node.watermarks() for node in self.nodes}
-        if len({frozenset(watermarks.items()) for watermarks in by_node.values()}) > 1:
-            return [
-                f"{name} holds {dict(sorted(watermarks.items()))}" for name, watermarks in by_node.items()
-            ]
-        return []
+        """Return a line for each service if their logs hold different deltas, else none."""
+        held = {node.name: dict(sorted(node.watermarks().items())) for node in self.nodes}
+        is_same = all(watermarks == held[self.nodes[0].name] for watermarks in held.values())
+        return [] if is_same else [f"{name} holds {watermarks}" for name, watermarks in held.items()]
 
     def _describe_lag(self) -> list[str]:
         """Return a line for each reader that has not read its service's log to the end."""
         ends = {node.name: node.log_end() for node in self.nodes}
         return [
-            f"{reader.name} has read up to {reader.saved_offset} of {ends[reader.node]}"
+            f"{reader.name} has read up to {reader.saved_offset} of {ends[reader.plan.node]}"
             for reader in self._readers
-            if reader.saved_offset < ends[reader.node]
+            if reader.saved_offset < ends[reader.plan.node]
         ]
-
-    # --- parts
 
     @property
     def _hosts(self) -> list[Host]:
@@ -226,25 +206,16 @@ class ChaosRun:
         self._network = VirtualNetwork(plan.seed, conditions, host="nowhere")
         embedded: dict[str, list[Writer]] = {node.name: [] for node in plan.nodes}
         for writer_plan in plan.writers:
-            writer = self._make_writer(writer_plan)
+            writer = Writer(writer_plan, seed.stream(f"writer {writer_plan.name}"), self.client_history)
             self._writers.append(writer)
             if writer_plan.embedded:
                 embedded[writer_plan.node].append(writer)
             else:
-                self.clients.append(
-                    WriterHost(self._make_machine(writer_plan.name), writer, writer_plan.node)
-                )
+                self._add_client(writer, writer_plan.node)
         for reader_plan in plan.readers:
-            reader = Reader(
-                reader_plan.name,
-                node=reader_plan.node,
-                topics=reader_plan.topics,
-                group=reader_plan.group,
-                batches=reader_plan.batches,
-                credit=reader_plan.credit,
-            )
+            reader = Reader(reader_plan)
             self._readers.append(reader)
-            self.clients.append(ReaderHost(self._make_machine(reader_plan.name), reader, reader_plan.node))
+            self._add_client(reader, reader_plan.node)
         for node_plan in plan.nodes:
             writers = [writer.run_embedded for writer in embedded[node_plan.name]]
             machine = self._make_machine(node_plan.name, node_plan)
@@ -262,26 +233,10 @@ class ChaosRun:
             threads=ThreadFaults() if plan is None else ThreadFaults(**plan.threads),
         )
 
-    def _make_writer(self, plan: WriterPlan) -> Writer:
-        return Writer(
-            plan.name,
-            self._seed.stream(f"writer {plan.name}"),
-            self.client_history,
-            node=plan.node,
-            deltas=plan.deltas,
-            burst=plan.burst,
-            gap_s=plan.gap_s,
-            level=None if plan.level is None else AckLevel[plan.level.upper()],
-            poison=plan.poison,
-            patience_s=plan.patience_s,
-            use_offer=plan.offers,
-            hot=plan.hot,
-        )
-
-    # --- the outcome
+    def _add_client(self, client: Writer | Reader, node: str) -> None:
+        self.clients.append(ClientHost(self._make_machine(client.name), client, f"{node}:{PORT}"))
 
     def outcome(self, violation: Violation | None) -> Outcome:
-        """Return the outcome of the run."""
         event_counts = self._count_events()
         for event, count in sorted(event_counts.items()):
             self.trace.note(event, count)
@@ -343,9 +298,7 @@ class _ErrorHandler(logging.Handler):
 
 @contextmanager
 def _capture_logged_errors() -> Iterator[list[str]]:
-    """Yield a list that collects the errors which the service logs within the scope; suppress their
-    output.
-    """
+    """Yield a list that collects the errors that the service logs in the scope, without output."""
     failures: list[str] = []
     handler = _ErrorHandler(failures)
     loggers = [logging.getLogger(name) for name in ("delta_prop", "asyncio")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from delta_prop_simulations.chaos.store import Ref
+    from delta_prop_simulations.chaos.sinks import Ref
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import AckLevel, Dot
     from delta_prop_wire.spec import ErrorCode
@@ -29,9 +29,7 @@ _DOTS_MAX = 20
 
 
 class Ack(NamedTuple):
-    """One acknowledgement as the client received it. `offset`: None if the acknowledgement named none, a
-    violation.
-    """
+    """One acknowledgement as received. `offset`: None if it named none, which is a violation."""
 
     level: AckLevel
     offset: int | None
@@ -65,9 +63,7 @@ class ClientHistory:
         self.outcomes.setdefault(token, DeltaOutcome(node, writer, ref, asked))
 
     def note_acknowledged(self, token: str, ack: Ack, dot: Dot | None = None) -> None:
-        """Note an acknowledgement. `dot`: the delta's dot, if another delta can safely name it as a
-        dependency.
-        """
+        """Note an acknowledgement. `dot`: the delta's, if another delta can safely depend on it."""
         outcome = self.outcomes[token]
         outcome.acks.append(ack)
         self.counts["acknowledged as duplicate" if ack.duplicate else "acknowledged"] += 1
@@ -85,9 +81,7 @@ class ClientHistory:
         self.counts["outcome unknown"] += 1
 
     def durable_dots(self) -> list[Dot]:
-        """Return the newest dots that were acknowledged as durable: every service has or will have their
-        deltas.
-        """
+        """Return the newest dots acknowledged as durable, whose deltas reach every service."""
         return [dot for node in sorted(self._dots) for dot in self._dots[node]]
 
 

@@ -1,7 +1,4 @@
-"""Checks what sinks and readers received: every delta that matches their topics, in order, and nothing else.
-
-Pure: the checks take a recorded log and the delivered deltas, and raise a Violation.
-"""
+"""Checks that sinks and readers received every delta of their topics, in order, and nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +15,8 @@ if TYPE_CHECKING:
 
     from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop_simulations.chaos.log_history import LogHistory
-    from delta_prop_simulations.chaos.readers import Reader, ReadSession
-    from delta_prop_simulations.chaos.sinks import ModelSink
-    from delta_prop_simulations.chaos.store import Ref
+    from delta_prop_simulations.chaos.sinks import ModelSink, Ref
+    from delta_prop_simulations.chaos.workload import Reader, ReadSession
     from delta_prop_wire.algebra import VectorState
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.delta import Dot
@@ -85,9 +81,7 @@ def fold_rows(
 
 
 def check_rows(history: LogHistory, expected: ExpectedRows, model: ModelSink) -> None:
-    """Check that the sink has every row that it should hold, unless a loaded state includes it. Raises
-    Violation.
-    """
+    """Check that the sink has every row it should, unless a loaded state includes it. Raises Violation."""
     who = f"{history.node}, sink {model.name!r}"
     for offset, logged, row in rows_for(history, expected):
         if offset < model.present.states_below:
@@ -100,9 +94,7 @@ def check_rows(history: LogHistory, expected: ExpectedRows, model: ModelSink) ->
 
 
 def check_delivered(history: LogHistory, model: ModelSink) -> None:
-    """Check that the sink got only rows of the log, or rows that were lost in a crash as its read level
-    permits.
-    """
+    """Check that the sink got only rows of the log, or rows whose loss its read level permits."""
     dots = {offset: logged.batch.dot(row) for offset, logged, row in history.rows()}
     lost: set[tuple[int, Dot]] = set()
     for offset, logged, row, survives in history.lost_rows():
@@ -185,7 +177,7 @@ def check_reader(history: LogHistory, reader: Reader) -> int:
             if dots.get(offset) != dot and (offset, dot) not in lost:
                 raise Violation("foreign", f"{who}: {dot} at offset {offset}; the log has {dots.get(offset)}")
         first = _start_of(session, previous, who)
-        expected = ExpectedRows(reader.topics, session.saved_end)
+        expected = ExpectedRows(reader.plan.topics, session.saved_end)
         expected_offsets = [offset for offset, _, _ in rows_for(history, expected) if offset >= first]
         # A previous session may have received rows without saving the cursor after them.
         missed = set(expected_offsets).difference(offsets, received)
@@ -220,9 +212,7 @@ def _is_dead(state: VectorState | None) -> bool:
 
 
 def _comparable(state: VectorState, expected: ExpectedRows) -> tuple[object, ...]:
-    """Return the comparable part of a state; with `from_snapshot`, without the count of deltas that had
-    no effect, since that count is dropped with a tombstone.
-    """
+    """Return the comparable part of a state: `from_snapshot`, it lacks the count dropped with a tombstone."""
     return comparable_state(state)[:-1] if expected.from_snapshot else comparable_state(state)
 
 

@@ -1,7 +1,4 @@
-"""Generates the deltas of a writer: all operations, on few vectors; a token identifies each delta.
-
-Pure; it draws from the writer's own random stream.
-"""
+"""Generates the deltas of a writer: all operations, on few vectors; a token identifies each delta. Pure."""
 
 from __future__ import annotations
 
@@ -39,9 +36,7 @@ NUMBERS = (0.0, 1.0, -1.5, 3e38)
 
 @dataclass(frozen=True, slots=True)
 class TaggedDelta:
-    """A delta and its token. If the delta adds to a sum, the token starts with `SUM` and is not in
-    the delta.
-    """
+    """A delta and its token, which is not in the delta if that adds to a sum; it starts with `SUM` then."""
 
     delta: Delta
     token: str
@@ -51,9 +46,7 @@ class DeltaGenerator:
     """Generates the deltas of one writer."""
 
     def __init__(self, writer: str, rng: Random, *, poison: float, hot: bool = False) -> None:
-        """`poison`: the share of deltas that sinks reject; `hot`: every delta changes one of two shared
-        vectors.
-        """
+        """`poison`: the share that sinks reject; `hot`: every delta changes one of two shared vectors."""
         self._hot = hot
         self._writer = writer
         self._rng = rng
@@ -115,7 +108,6 @@ class DeltaGenerator:
         )
 
     def create_sum(self, *, with_id: bool) -> TaggedDelta:
-        """Return the delta that creates the vector to which this writer adds."""
         token = f"{SUM}{self._writer}"
         own_id = _id_of(token) if with_id else None
         return TaggedDelta(Delta(token, create([0.0, 0.0]), NAMESPACES[0], id=own_id), token)
@@ -125,9 +117,7 @@ class DeltaGenerator:
         self._live_keys.clear()
 
     def _operation(self, namespace: str, key: str) -> Operation:
-        """Return an operation that mostly has an effect: partial changes only if the vector is assumed to
-        exist.
-        """
+        """Return an operation that mostly has an effect: partial ones for vectors assumed to exist."""
         rng, ref = self._rng, (namespace, key)
         numbers = [rng.choice(NUMBERS), rng.choice(NUMBERS)]
         full = (create(numbers), dense(numbers), opaque(numbers[0].hex().encode()))

@@ -1,23 +1,20 @@
-"""Injects the planned faults at their times, and heals all of them at the end.
-
-A fault that finds no target counts as missed, so that plans without an effect are detected.
-"""
+"""Injects the planned faults at their times, and heals all at the end. Those without a target are missed."""
 
 from __future__ import annotations
 
 import errno
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.testing import NetworkConditions
-from delta_prop_simulations.chaos.clients import ReaderHost
-from delta_prop_simulations.chaos.host import RESTART_DELAY_S, disk_failures
-from delta_prop_simulations.chaos.node import Node
+from delta_prop_simulations.chaos.node import RESTART_DELAY_S, ClientHost, Node, disk_failures
+from delta_prop_simulations.chaos.workload import Reader
 from delta_prop_simulations.disk_faults import SimCrash
-from delta_prop_simulations.threads import ThreadFaults
+from delta_prop_simulations.machine import ThreadFaults
 from delta_prop_sinks import TryAgain
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -25,10 +22,11 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from delta_prop import Propagator
     from delta_prop.testing import VirtualNetwork
-    from delta_prop_simulations.chaos.host import Host
+    from delta_prop_simulations.chaos.node import Host
     from delta_prop_simulations.chaos.plan import StrikePlan
-    from delta_prop_simulations.disk import Call, SimDisk
+    from delta_prop_simulations.disk import SimDisk
     from delta_prop_simulations.machine import Machine
     from delta_prop_simulations.trace import Trace
 
@@ -46,11 +44,7 @@ class Nemesis:
     """
 
     def __init__(
-        self,
-        strikes: Sequence[StrikePlan],
-        hosts: Mapping[str, Host],
-        network: VirtualNetwork,
-        trace: Trace,
+        self, strikes: Sequence[StrikePlan], hosts: Mapping[str, Host], network: VirtualNetwork, trace: Trace
     ) -> None:
         self.fault_counts: Counter[str] = Counter()
         self.missed_counts: Counter[str] = Counter()
@@ -65,9 +59,9 @@ class Nemesis:
             "kill": self._kill,
             "power": self._cut_power,
             "last call": self._crash_at_call,
-            "write error": self._write_error,
+            "write error": partial(self._fail_calls, names=("write", "allocate")),
             "sync error": self._sync_error,
-            "read error": self._read_error,
+            "read error": partial(self._fail_calls, names=("read",)),
             "disk full": self._disk_full,
             "slow disk": self._slow_disk,
             "cut": self._cut,
@@ -84,7 +78,6 @@ class Nemesis:
         }
 
     async def run(self) -> None:
-        """Inject each fault at its time."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 for strike in self._strikes:
@@ -117,10 +110,8 @@ class Nemesis:
             host.start_now()
             if isinstance(host, Node):
                 host.heal()
-            if isinstance(host, ReaderHost):
-                host.reader.is_stalled = False
-
-    # --- processes
+            if isinstance(host, ClientHost) and isinstance(host.client, Reader):
+                host.client.is_stalled = False
 
     async def _kill(self, strike: StrikePlan) -> bool:
         return self._hosts[strike.on].kill(strike.for_s)
@@ -133,13 +124,12 @@ class Nemesis:
 
     async def _stall_reader(self, strike: StrikePlan) -> bool:
         host = self._hosts[strike.on]
-        assert isinstance(host, ReaderHost)
-        host.reader.is_stalled = True
+        assert isinstance(host, ClientHost)
+        assert isinstance(host.client, Reader)
+        host.client.is_stalled = True
         await anyio.sleep(strike.for_s)
-        host.reader.is_stalled = False
+        host.client.is_stalled = False
         return True
-
-    # --- disks
 
     async def _crash_at_call(self, strike: StrikePlan) -> bool:
         host = self._hosts[strike.on]
@@ -153,16 +143,12 @@ class Nemesis:
             await process.ended.wait()
         return disk.is_off
 
-    async def _write_error(self, strike: StrikePlan) -> bool:
-        return await self._fail_calls(strike, lambda call: call.name in ("write", "allocate"))
-
-    async def _read_error(self, strike: StrikePlan) -> bool:
-        return await self._fail_calls(strike, lambda call: call.name == "read")
-
-    async def _fail_calls(self, strike: StrikePlan, matches: Callable[[Call], bool]) -> bool:
+    async def _fail_calls(self, strike: StrikePlan, names: Sequence[str]) -> bool:
         machine = self._hosts[strike.on].machine
         before = sum(machine.disk_fault_counts.values())
-        machine.add_disk_fault(strike.kind, lambda disk: disk.fail(matches, errno.EIO, times=None))
+        machine.add_disk_fault(
+            strike.kind, lambda disk: disk.fail(lambda call: call.name in names, errno.EIO, times=None)
+        )
         await anyio.sleep(strike.for_s)
         machine.remove_disk_fault(strike.kind)
         return sum(machine.disk_fault_counts.values()) > before
@@ -170,11 +156,7 @@ class Nemesis:
     async def _sync_error(self, strike: StrikePlan) -> bool:
         machine = self._hosts[strike.on].machine
         before = sum(machine.disk_fault_counts.values())
-
-        def inject(disk: SimDisk) -> None:
-            disk.fail(lambda call: call.name in ("sync", "sync_directory"), errno.EIO)
-
-        inject(machine.disk)
+        machine.disk.fail(lambda call: call.name in ("sync", "sync_directory"), errno.EIO)
         await anyio.sleep(1.0)
         return sum(machine.disk_fault_counts.values()) > before
 
@@ -197,8 +179,6 @@ class Nemesis:
         await anyio.sleep(strike.for_s)
         machine.thread_faults = before
         return machine.event_counts["thread stalled"] > stalled
-
-    # --- the network
 
     async def _cut(self, strike: StrikePlan) -> bool:
         source, target = strike.on.split(">")
@@ -224,13 +204,9 @@ class Nemesis:
         self._network.set_path(source, target, self._network.conditions)
         return True
 
-    # --- sinks
-
     async def _pause(self, strike: StrikePlan) -> bool:
-        name, sink = strike.on.split("/")
-        node = self._node(name)
-        propagator = node.propagator
-        if propagator is None or sink not in propagator.statistics().sinks:
+        node, propagator, sink = self._sink(strike)
+        if propagator is None:
             return False
         propagator.pause(sink)
         await anyio.sleep(strike.for_s)
@@ -238,10 +214,9 @@ class Nemesis:
         return True
 
     async def _detach(self, strike: StrikePlan) -> bool:
-        name, sink = strike.on.split("/")
-        node = self._node(name)
-        propagator, process = node.propagator, node.machine.process
-        if propagator is None or process is None or sink not in propagator.statistics().sinks:
+        node, propagator, sink = self._sink(strike)
+        process = node.machine.process
+        if propagator is None or process is None:
             return False
         try:
             await propagator.detach(sink)
@@ -267,15 +242,22 @@ class Nemesis:
         return True
 
     async def _rebuild(self, strike: StrikePlan) -> bool:
-        name, sink = strike.on.split("/")
-        propagator = self._node(name).propagator
-        if propagator is None or sink not in propagator.statistics().sinks:
+        _, propagator, sink = self._sink(strike)
+        if propagator is None:
             return False
         try:
             propagator.rebuild(sink)
         except (Refused, UsageError):
             return False
         return True
+
+    def _sink(self, strike: StrikePlan) -> tuple[Node, Propagator | None, str]:
+        """Return the node and the sink to strike, and the propagator if the sink is attached."""
+        name, sink = strike.on.split("/")
+        node = self._node(name)
+        propagator = node.propagator
+        is_attached = propagator is not None and sink in propagator.statistics().sinks
+        return node, propagator if is_attached else None, sink
 
     def _node(self, name: str) -> Node:
         host = self._hosts[name]

@@ -1,7 +1,4 @@
-"""Checks each recorded log by itself, against the outcomes that clients received, and against the other logs.
-
-Pure: the checks take recorded logs, fold their rows into states themselves, and raise a Violation.
-"""
+"""Checks each recorded log by itself, against the outcomes of clients, and against the other logs. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
     from delta_prop_simulations.chaos.client_history import ClientHistory, DeltaOutcome
     from delta_prop_simulations.chaos.log_history import LogHistory
-    from delta_prop_simulations.chaos.store import Ref
+    from delta_prop_simulations.chaos.sinks import Ref
     from delta_prop_wire.algebra import Key, VectorState
     from delta_prop_wire.batch import LoggedBatch
 
@@ -33,9 +30,7 @@ class TokenLocation(NamedTuple):
 
 
 def fold_canonically(rows: Iterable[tuple[LoggedBatch, int]]) -> dict[Ref, VectorState]:
-    """Fold each vector's deltas in canonical order; of deltas with the same id only the first has an
-    effect.
-    """
+    """Fold each vector's deltas in canonical order; of those with one id only the first has an effect."""
     changes: dict[Ref, dict[Key, Any]] = {}
     ids: dict[Ref, dict[Key, bytes]] = {}
     for logged, row in rows:
@@ -97,9 +92,7 @@ def check_causal(history: LogHistory) -> None:
 
 
 def check_expected(history: LogHistory) -> None:
-    """Check that each `expect` matched the vector's head. Forwarded rows are left out: only the service that
-    accepted them first checks `expect`.
-    """
+    """Check that each `expect` matched the vector's head, except for forwarded rows, checked elsewhere."""
     rows_before: dict[Ref, list[tuple[LoggedBatch, int]]] = {}
     for logged in history.batches:
         batch = logged.batch
@@ -139,9 +132,7 @@ def check_outcomes(history: LogHistory, client_history: ClientHistory) -> None:
 def check_sums(
     history: LogHistory, client_history: ClientHistory, states: Mapping[Ref, VectorState], who: str
 ) -> None:
-    """Check that each writer's sum includes every acknowledged add and, beyond these, only adds of unknown
-    outcome.
-    """
+    """Check that each writer's sum has every acknowledged add, and else only adds of unknown outcome."""
     lost = {logged.batch.keys[row] for _, logged, row, _ in history.lost_rows()}
     sums: dict[Ref, list[DeltaOutcome]] = {}
     for token, outcome in client_history.outcomes.items():

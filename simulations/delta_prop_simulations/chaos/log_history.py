@@ -14,7 +14,7 @@ from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.spec import BATCH_ROWS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.memory import MemoryLog
@@ -60,13 +60,10 @@ class LogHistory:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last row."""
         return self.batches[-1].next_offset if self.batches else 0
 
     def start(self, log: DurableLog | MemoryLog, ending: str | None) -> None:
-        """Start to record a new process, which found this log. `ending`: how the previous process ended.
-        Raises Violation.
-        """
+        """Record a new process, which found this log after the `ending` of the last. Raises Violation."""
         survives = AckLevel.MEMORY if ending is None else SURVIVES[ending]
         if self._failed:
             survives = max(survives, AckLevel.DURABLE)
@@ -94,20 +91,13 @@ class LogHistory:
 
     def rows(self) -> Iterator[tuple[int, LoggedBatch, int]]:
         """Yield every delta: offset, batch, row."""
-        for logged in self.batches:
-            if not logged.batch.is_control:
-                for row in range(logged.count):
-                    yield logged.offset + row, logged, row
+        yield from _rows_of(self.batches)
 
     def lost_rows(self) -> Iterator[tuple[int, LoggedBatch, int, AckLevel]]:
-        """Yield every lost delta: offset, batch, row, and the lowest level that should have survived the
-        loss.
-        """
+        """Yield every lost delta: offset, batch, row, and the lowest level that should have survived."""
         for tail in self.lost_tails:
-            for logged in tail.batches:
-                if not logged.batch.is_control:
-                    for row in range(logged.count):
-                        yield logged.offset + row, logged, row, tail.survives
+            for offset, logged, row in _rows_of(tail.batches):
+                yield offset, logged, row, tail.survives
 
     def _wrap_appends(self, log: DurableLog | MemoryLog) -> None:
         append, append_run = log.append, log.append_run
@@ -145,3 +135,10 @@ class LogHistory:
         while self.next_offset < log.high_watermark:
             read = log.read(self.next_offset, rows_max=BATCH_ROWS_MAX, bytes_max=READ_BYTES_MAX)
             self.batches += [logged for logged in read if logged.offset >= self.next_offset]
+
+
+def _rows_of(batches: Iterable[LoggedBatch]) -> Iterator[tuple[int, LoggedBatch, int]]:
+    for logged in batches:
+        if not logged.batch.is_control:
+            for row in range(logged.count):
+                yield logged.offset + row, logged, row

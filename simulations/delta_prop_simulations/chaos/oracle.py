@@ -1,12 +1,9 @@
-"""The oracle of a chaos run: records the rows of each log, checks every step, and checks the results at rest.
-
-It does not change what it examines, and raises a Violation if a check fails.
-"""
+"""The oracle of a chaos run: records each log, checks every step, and checks the results at rest."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from delta_prop_simulations.chaos import deliveries, log_checks
 from delta_prop_simulations.chaos.deliveries import ExpectedRows
@@ -23,43 +20,16 @@ if TYPE_CHECKING:
     from delta_prop import Propagator
     from delta_prop.api.internals import Internals
     from delta_prop.delivery.feed import Feed
-    from delta_prop.server.service import Service
     from delta_prop_simulations.chaos.client_history import ClientHistory
-    from delta_prop_simulations.chaos.readers import Reader
-    from delta_prop_simulations.chaos.sinks import ModelSink
-    from delta_prop_simulations.chaos.store import Ref
+    from delta_prop_simulations.chaos.node import Node
+    from delta_prop_simulations.chaos.sinks import ModelSink, Ref
+    from delta_prop_simulations.chaos.workload import Reader
     from delta_prop_wire.algebra import VectorState
     from delta_prop_wire.batch import LoggedBatch
 
 
-class Node(Protocol):
-    """A service as the oracle sees it. `propagator`, `service`: None while the service does not run."""
-
-    @property
-    def name(self) -> str:
-        """The service's name."""
-        ...
-
-    @property
-    def propagator(self) -> Propagator | None:
-        """The propagator of the current process."""
-        ...
-
-    @property
-    def service(self) -> Service | None:
-        """The server in front of it."""
-        ...
-
-    @property
-    def models(self) -> Mapping[str, ModelSink]:
-        """The attached model sinks, by name."""
-        ...
-
-
 class Oracle:
-    """The oracle of one run. `check_counts`: the number of steps, rows and sinks that the checks have
-    examined.
-    """
+    """The oracle of one run. `check_counts`: the numbers of steps, rows and sinks examined."""
 
     def __init__(self) -> None:
         self.histories: dict[str, LogHistory] = {}
@@ -76,7 +46,6 @@ class Oracle:
         self._step_checkers[node] = StepChecker(node, internals, history)
 
     def note_end(self, node: str) -> None:
-        """Stop the checks of a process, which has ended."""
         checker = self._step_checkers.pop(node, None)
         if checker is not None:
             self.check_counts["steps looked at"] += checker.check_count
@@ -117,7 +86,7 @@ class Oracle:
         self.check_counts["services with the same deltas"] += log_checks.check_drift(histories)
         for reader in readers:
             self.check_counts["deltas that readers got"] += deliveries.check_reader(
-                self.histories[reader.node], reader
+                self.histories[reader.plan.node], reader
             )
 
     async def _check_sinks(
@@ -162,9 +131,7 @@ class Oracle:
 
 
 def check_log(history: LogHistory, internals: Internals) -> int:
-    """Check that the log is readable and holds the appended rows; return the number of its rows. Raises
-    Violation.
-    """
+    """Check that the log can be read and has the appended rows; return their number. Raises Violation."""
     log, offset, row_count = internals.partition.log, internals.partition.log.start_offset, 0
     who = f"{history.node}: its log"
     require(

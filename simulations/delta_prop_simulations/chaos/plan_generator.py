@@ -1,7 +1,4 @@
-"""Draws a plan from a seed. Each plan has only some kinds of faults: with all of them, no run would get far.
-
-A run takes about half a second of CPU time and half a minute of virtual time.
-"""
+"""Draws a plan from a seed, with some kinds of faults: with all of them, no run would get far."""
 
 from __future__ import annotations
 
@@ -9,14 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from delta_prop_simulations.chaos.plan import (
-    NodePlan,
-    Plan,
-    ReaderPlan,
-    SinkPlan,
-    StrikePlan,
-    WriterPlan,
-)
+from delta_prop_simulations.chaos.plan import NodePlan, Plan, ReaderPlan, SinkPlan, StrikePlan, WriterPlan
 from delta_prop_simulations.rng import Seed
 
 if TYPE_CHECKING:
@@ -43,7 +33,6 @@ _PATIENCE_S = (20.0, 0.3)
 
 
 def draw(number: int) -> Plan:
-    """Draw the plan of this seed."""
     seed = Seed(number).child("plan")
     rng = seed.stream("shape")
     in_memory = rng.random() < 0.12
@@ -71,9 +60,7 @@ def draw(number: int) -> Plan:
 
 
 def _with_long_cut(plan: Plan, rng: Random) -> Plan:
-    """Return the plan with a long network cut between its services, during which all writers change the same
-    two vectors.
-    """
+    """Return the plan with a long cut between its services, while all writers change the same two vectors."""
     at_s, for_s = round(rng.uniform(0.5, 3.0), 3), round(rng.uniform(0.4, 0.9) * _WRITING_S, 3)
     names = [node.name for node in plan.nodes]
     cuts = [StrikePlan(at_s, "cut both", f"{one}>{other}", for_s) for one, other in combinations(names, 2)]
@@ -160,9 +147,7 @@ def _draw_server(rng: Random) -> Knobs:
 
 
 def _draw_sinks(rng: Random, log: Knobs | None) -> tuple[SinkPlan, ...]:
-    """Draw sinks that can work with this log: if its retention removes rows and no snapshot replaces these,
-    no sink may depend on a rebuild.
-    """
+    """Draw sinks for this log: none depends on a rebuild if no snapshot replaces the rows it removes."""
     can_rebuild = log is None or log["compact"] or not has_tight_retention(log)
     model_kinds = ("volatile",) if log is None else _MODEL_KINDS if can_rebuild else _WITHOUT_REBUILD
     kinds = [rng.choice(model_kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
@@ -193,9 +178,7 @@ def _draw_sink_faults(rng: Random) -> dict[str, float]:
 
 
 def _draw_writers(rng: Random, later_rng: Random, nodes: Sequence[NodePlan]) -> tuple[WriterPlan, ...]:
-    """Draw the writers. `later_rng`: draws the fields that were added later, so that seeds keep their other
-    draws.
-    """
+    """Draw the writers. `later_rng`: for fields that were added later, so seeds keep their other draws."""
     writer_count = rng.choice((2, 3, 4))
     delta_count = rng.randint(*_DELTAS_RANGE) // writer_count
     poison = rng.choice((0.0, 0.0, 0.02))

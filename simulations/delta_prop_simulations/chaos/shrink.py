@@ -1,17 +1,24 @@
-"""Shrinks JSON data while it still fails: first removes parts, then reduces numbers.
+"""Shrinks a plan, or other JSON data, while it still fails: first removes parts, then reduces numbers.
 
-Pure and greedy: it removes parts, large ones first, until a full round changes nothing or the allowed runs
-are used up. It does not know plans; `fails` tests whether a proposal still has the same failure.
+It is greedy: it removes parts, large ones first, until a full round changes nothing or the allowed runs are
+used up. `shrink` does not know plans; `fails` tests whether a proposal still has the same failure.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from delta_prop_simulations.chaos.chaos_run import run
+from delta_prop_simulations.chaos.plan import Plan, check_plan
+from delta_prop_wire.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+
+    from delta_prop_simulations.chaos.violation import Violation
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 Path: TypeAlias = tuple[str | int, ...]
@@ -21,9 +28,7 @@ RUNS_MAX = 300
 
 @dataclass(slots=True)
 class ShrinkResult:
-    """The smallest data found, and the number of runs. `is_minimal`: no single step can make the data
-    smaller.
-    """
+    """The smallest data found, and the runs. `is_minimal`: no single step makes it smaller."""
 
     data: JsonValue
     run_count: int = 0
@@ -64,9 +69,7 @@ def size_of(data: JsonValue) -> int:
 
 
 def _shorten(shrunk: ShrinkResult, fixed: Collection[str]) -> Iterator[JsonValue]:
-    """Yield proposals with a shorter list: without half of its items, a quarter, … one; the largest list
-    first.
-    """
+    """Yield proposals with a shorter list, the largest first: without half of its items, a quarter, … one."""
     paths = [path for path, part in _walk(shrunk.data, fixed) if isinstance(part, list) and part]
     paths.sort(key=lambda path: -size_of(_get_or_none(shrunk.data, path)))
     for path in paths:
@@ -113,9 +116,6 @@ def _smaller_values(value: JsonValue) -> list[JsonValue]:
     return [candidate for candidate in dict.fromkeys(candidates) if candidate != value]
 
 
-# --- JSON data
-
-
 def _walk(data: JsonValue, fixed: Collection[str], path: Path = ()) -> Iterator[tuple[Path, JsonValue]]:
     """Yield every part with its path, a container before its parts."""
     yield path, data
@@ -154,3 +154,44 @@ def _replace_at(data: JsonValue, path: Path, part: JsonValue) -> JsonValue:
     assert isinstance(data, list)
     assert isinstance(step, int)
     return [*data[:step], _replace_at(data[step], rest, part), *data[step + 1 :]]
+
+
+_ERROR = re.compile(r"\b([A-Z]\w+): ")
+"""Finds the types of the errors in the evidence of a crash."""
+
+
+def shrink_plan(
+    plan: Plan,
+    violation: Violation,
+    *,
+    runs_max: int = RUNS_MAX,
+    report: Callable[[int, Plan], None] = lambda runs, plan: None,
+) -> Plan:
+    """Shrink the plan of a run that found `violation`; `report` gets the runs so far and the smaller plan."""
+    run_count = 0
+
+    def fails(data: JsonValue) -> bool | None:
+        nonlocal run_count
+        try:
+            proposal = Plan.from_json(json.dumps(data))
+            check_plan(proposal)
+        except UsageError:
+            return None
+        run_count += 1
+        proposal_violation = run(proposal).violation
+        if proposal_violation is None or not is_same_violation(proposal_violation, violation):
+            return False
+        report(run_count, proposal)
+        return True
+
+    shrunk = shrink(
+        json.loads(plan.to_json()), fails, runs_max=runs_max, fixed=("seed", "name", "node", "on")
+    )
+    return Plan.from_json(json.dumps(shrunk.data))
+
+
+def is_same_violation(one: Violation, other: Violation) -> bool:
+    """True if two violations are of the same check; two crashes must also have the same error type."""
+    if one.check != other.check:
+        return False
+    return one.check != "crash" or _ERROR.findall(one.what)[:1] == _ERROR.findall(other.what)[:1]

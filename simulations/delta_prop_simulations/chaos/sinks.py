@@ -1,33 +1,142 @@
-"""Model sinks: fakes whose state may outlive the process, and which fail in all ways that a sink can fail.
-
-Each one is as simple as the contract of a sink permits: it stores the rows, and its state is their fold.
-"""
+"""Model sinks: fakes whose state may outlive the process, and which fail in all ways that a sink can fail."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import anyio
 
 from delta_prop_simulations.chaos.plan import POISON
-from delta_prop_simulations.chaos.store import Fact, Store
 from delta_prop_simulations.chaos.violation import Violation
+from delta_prop_sinks import IndexSink
 from delta_prop_sinks.sink import RejectDelta, ResumePoint, TryAgain
+from delta_prop_wire.algebra import fold
 from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
 from delta_prop_wire.state_rows import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from typing import Any
 
-    from delta_prop_simulations.chaos.store import Ref
+    from delta_prop_simulations.chaos.log_history import LogHistory
+    from delta_prop_simulations.machine import Process
     from delta_prop_simulations.rng import Random
     from delta_prop_sinks.sink import Delivery, Sink, SinkContext
-    from delta_prop_wire.algebra import VectorState
+    from delta_prop_wire.algebra import Key, VectorState
     from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.delta import Dot
+    from delta_prop_wire.delta import Dot, Operation
     from delta_prop_wire.state_rows import StateRow
+
+Ref: TypeAlias = tuple[str, str]
+"""Namespace and vector id."""
+
+
+class Fact(NamedTuple):
+    """One delta with its canonical key, by which it is identified."""
+
+    key: Key
+    operation: Operation
+    metadata: dict[str, Any] | None
+    offset: int
+    identified: IdentifiedDelta | None
+
+    @classmethod
+    def of(cls, logged: LoggedBatch, row: int) -> Fact:
+        batch = logged.batch
+        return cls(
+            logged.key(row),
+            batch.operation(row),
+            batch.metadata(row),
+            logged.offset + row,
+            IdentifiedDelta.of(logged, row),
+        )
+
+
+@dataclass(slots=True)
+class Facts:
+    """One vector: the state that it started with (its base), if any, and the deltas since then."""
+
+    base: VectorState | None = None
+    base_offset: int = -1
+    last_offset: int = -1
+    rows: dict[Key, Fact] = field(default_factory=dict)
+
+    def begin(self, base: VectorState | None = None, offset: int = -1) -> None:
+        """Drop all deltas and start from a state; `offset`: that of the last delta in the state."""
+        self.base, self.base_offset, self.last_offset = base, offset, offset
+        self.rows = {}
+
+    def has(self, fact: Fact) -> bool:
+        """True if the delta is among the rows, or included in the base."""
+        return fact.key in self.rows or fact.offset <= self.base_offset
+
+    def is_before_base(self, fact: Fact) -> bool:
+        """True if the delta sorts canonically before the last delta of the base."""
+        return self.base is not None and self.base.key is not None and fact.key < self.base.key
+
+    def add(self, fact: Fact) -> None:
+        """Add one delta."""
+        self.rows[fact.key] = fact
+        self.last_offset = max(self.last_offset, fact.offset)
+
+    def state(self) -> VectorState:
+        """Return the fold of all deltas; those that sort before the base are only counted as ignored."""
+        base = self.base
+        before_count = 0 if base is None else sum(self.is_before_base(fact) for fact in self.rows.values())
+        after = [fact for fact in self.rows.values() if not self.is_before_base(fact)]
+        duplicates = find_duplicates((fact.identified for fact in after), complete=base is None)
+        changes = ((fact.key, fact.operation, fact.metadata) for fact in after)
+        state = fold(changes, base, without_effect=duplicates)
+        return replace(state, ignored=state.ignored + before_count) if before_count else state
+
+    def copy(self) -> Facts:
+        """Return an independent copy."""
+        return Facts(self.base, self.base_offset, self.last_offset, dict(self.rows))
+
+
+@dataclass(slots=True)
+class Store:
+    """All vectors. `next_offset`: the offset up to which they are complete."""
+
+    log_id: bytes = b""
+    epoch: int = 0
+    next_offset: int = 0
+    lamport: int = 0
+    rebuilding: bool = False
+    states_below: int = 0
+    """Rows below this offset were loaded as states, not applied as deltas."""
+    vectors: dict[Ref, Facts] = field(default_factory=dict)
+
+    def begin(self, log_id: bytes) -> None:
+        """Drop all data, and start at offset 0 of a log."""
+        self.log_id, self.next_offset, self.lamport, self.rebuilding = log_id, 0, 0, False
+        self.vectors, self.states_below = {}, 0
+
+    def facts(self, ref: Ref) -> Facts:
+        """Return the facts of a vector; they are created if the vector is new."""
+        facts = self.vectors.get(ref)
+        if facts is None:
+            facts = self.vectors[ref] = Facts()
+        return facts
+
+    def copy(self) -> Store:
+        """Return an independent copy."""
+        vectors = {ref: facts.copy() for ref, facts in self.vectors.items()}
+        return replace(self, vectors=vectors)
+
+    def replace_with(self, other: Store, changed: Iterable[Ref]) -> None:
+        """Make this store equal to `other`, which has other changed vectors, or another log."""
+        if self.log_id != other.log_id:
+            self.vectors, changed = {}, list(other.vectors)
+        self.log_id, self.epoch, self.next_offset = other.log_id, other.epoch, other.next_offset
+        self.lamport, self.rebuilding = other.lamport, other.rebuilding
+        self.states_below = other.states_below
+        for ref in changed:
+            self.vectors[ref] = other.vectors[ref].copy()
+
 
 Kind: TypeAlias = Literal["transactional", "plain", "volatile", "rebuildable"]
 """transactional: commits data and cursor together; committed data outlives the process. plain: each effect is
@@ -39,15 +148,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 VIOLATIONS_MAX = 20
 _COMMIT_S = 0.5
-
-
-class Process(Protocol):
-    """One process on one machine. After its end, what it does has no effect."""
-
-    @property
-    def has_ended(self) -> bool:
-        """True once the process has ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +209,17 @@ class ModelSink:
         )
 
     def kill(self) -> None:
-        """Drop uncommitted data, as a killed process does."""
+        """Drop uncommitted data, as a killed process does, and a machine without power."""
         self.present = self.durable
-
-    def power_cut(self) -> None:
-        """Drop uncommitted data, as a machine without power does; committed data stays."""
-        self.kill()
 
     def heal(self) -> None:
         """Stop all faults; the sink still rejects poison."""
         self.faults = SinkFaults(rejects=self.faults.rejects)
 
     def states(self) -> dict[Ref, VectorState]:
-        """Return the state of each vector."""
         return {ref: facts.state() for ref, facts in self.present.vectors.items()}
 
     def is_poison(self, logged: LoggedBatch, row: int) -> bool:
-        """True if the sink rejects this row."""
         poison = self.faults.rejects and (logged.batch.metadata(row) or {}).get(POISON)
         return poison in (self.name, "all")
 
@@ -172,8 +266,6 @@ class SinkInstance:
         self._progress = _Progress()
         self._context: SinkContext
 
-    # --- the contract
-
     async def open(self, context: SinkContext) -> ResumePoint | None:
         """Open the sink; if its data is of another log, drop them."""
         self._context = context
@@ -207,10 +299,7 @@ class SinkInstance:
             self._commit()
 
     def statistics(self) -> ModelStatistics:
-        """Return its current statistics."""
         return ModelStatistics(self._progress.calls, len(self._store.vectors), self._store.next_offset)
-
-    # --- internals
 
     async def _apply(self, deliveries: Sequence[Delivery]) -> None:
         failure_offset = await self._fail_before(deliveries)
@@ -239,9 +328,7 @@ class SinkInstance:
             self._commit()
 
     async def _fail_before(self, deliveries: Sequence[Delivery]) -> int | None:
-        """Raise if a failure before any effect is drawn. Return the offset after which to fail half-way; None
-        for no such failure.
-        """
+        """Raise if a failure before any effect is drawn. Return the offset of a half-way failure, if any."""
         model, faults, draw = self._model, self._model.faults, self._model.rng.random
         if draw() < faults.slow:
             model.event_counts["sink was slow"] += 1
@@ -264,7 +351,6 @@ class SinkInstance:
             raise TryAgain("failure after all effects") if draw() < 0.7 else OSError("a defect")
 
     async def _take_row(self, logged: LoggedBatch, row: int, *, redelivered: bool) -> None:
-        """Apply one row, or skip a duplicate."""
         model, store, fact = self._model, self._store, Fact.of(logged, row)
         ref = (logged.batch.namespaces[row], logged.batch.keys[row])
         if fact.offset < self._progress.processed_end and not redelivered:
@@ -290,9 +376,7 @@ class SinkInstance:
         )
 
     async def _refold(self, ref: Ref, fact: Fact) -> None:
-        """Rebuild a vector from the log's history up to `fact`, which sorts before the state that the vector
-        started with.
-        """
+        """Rebuild a vector from the history up to `fact`, which sorts before the vector's first state."""
         self._model.event_counts["sink folded a vector again"] += 1
         rows = [row async for row in self._context.history([ref])]
         self._check_alive()
@@ -328,7 +412,6 @@ class CommittingSink(SinkInstance):
     keeps_cursor = True
 
     async def background(self) -> None:
-        """Commit uncommitted data at intervals."""
         while True:
             await anyio.sleep(_COMMIT_S)
             if not self._process.has_ended and self._model.durable.next_offset < self._store.next_offset:
@@ -355,7 +438,6 @@ class RebuildableSink(CommittingSink):
         self._persist()
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
-        """Load full states."""
         await self._fail_before(())
         for row in rows:
             self._store.facts((row.namespace, row.vector_id)).begin(row.state, row.offset)
@@ -375,3 +457,62 @@ class RebuildableSink(CommittingSink):
         self._store.epoch = self._context.epoch
         self._model.durable = self._store.copy()
         self._progress.dirty.clear()
+
+
+REFOLDS_MAX = 2
+"""Maximum number of times that a call may fold each delta of the vectors that it changes."""
+
+
+class CountedIndex(IndexSink):
+    """An index that notes a violation if a call folds more deltas than `REFOLDS_MAX` permits."""
+
+    def __init__(self, name: str, history: LogHistory, violations: list[Violation]) -> None:
+        super().__init__(name=name)
+        self._history = history
+        self._violations = violations
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Apply the deliveries as an index does, and check how many deltas the call folds."""
+        before = self._count_refolded()
+        try:
+            await super().apply(deliveries)
+        finally:
+            self._check(deliveries, self._count_refolded() - before)
+
+    def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
+        """Apply the deliveries as an index does, and check how many deltas the call folds."""
+        before = self._count_refolded()
+        try:
+            return super().apply_now(deliveries)
+        finally:
+            self._check(deliveries, self._count_refolded() - before)
+
+    def _count_refolded(self) -> int:
+        return self.resident.statistics().refolded
+
+    def _check(self, deliveries: Sequence[Delivery], folded_count: int) -> None:
+        if not folded_count:
+            return
+        changed_vectors = {
+            ref
+            for one in deliveries
+            if not one.batch.is_control
+            for ref in zip(one.batch.namespaces, one.batch.keys, strict=True)
+        }
+        logged_rows = [
+            *self._history.rows(),
+            *((offset, logged, row) for offset, logged, row, _ in self._history.lost_rows()),
+        ]
+        row_count = sum(
+            (logged.batch.namespaces[row], logged.batch.keys[row]) in changed_vectors
+            for _, logged, row in logged_rows
+        )
+        if folded_count > REFOLDS_MAX * row_count:
+            delivered_count = sum(one.count for one in deliveries)
+            self._violations.append(
+                Violation(
+                    "work",
+                    f"{self._history.node}, sink {self.name!r}: a call with {delivered_count} deltas folded "
+                    f"{folded_count} deltas, but its vectors have only {row_count}",
+                )
+            )

@@ -47,8 +47,6 @@ class Violation(Exception):
 
 
 def require(condition: bool, check: str, what: str) -> None:
-    """Raise Violation unless the condition is true. In long loops, test the condition yourself: `what` is
-    always formatted, which takes time.
-    """
+    """Raise Violation unless the condition is true. Long loops test it first: formatting takes time."""
     if not condition:
         raise Violation(check, what)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.cli import Help, Parser
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Sequence
 
 KINDS: dict[str, str] = {
@@ -27,7 +26,6 @@ this package with `add_arguments(parser)` and `run(options)`, which returns the 
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add the verb `simulate`."""
     parser = verbs.add_parser(
         "simulate",
         help="try a topology, or thousands of faults, in virtual time",
@@ -41,11 +39,7 @@ def add_verbs(verbs: Any) -> None:
     )
     parser.add_argument("what", metavar="WHAT", help="what to run")
     parser.add_argument("rest", metavar="…", nargs=REMAINDER, help="its options")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: Namespace) -> int:
-    return dispatch(options.what, options.rest)
+    parser.set_defaults(run=lambda options: dispatch(options.what, options.rest))
 
 
 def dispatch(what: str, rest: Sequence[str]) -> int:
@@ -60,9 +54,7 @@ def dispatch(what: str, rest: Sequence[str]) -> int:
 
 
 def _module(what: str) -> Any:
-    """Import the module of a kind. The imports are late, so that help is fast, and static, so that tools can
-    follow them.
-    """
+    """Import the module of a kind: late, so that help is fast, and statically, for tools."""
     if what == "calibrate":
         from delta_prop_simulations.commands import calibrate
 

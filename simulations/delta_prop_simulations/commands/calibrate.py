@@ -26,7 +26,6 @@ SECONDS_MIN, SECONDS_MAX = 0.5, 3_600.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options."""
     parser.epilog = "example: delta-prop simulate calibrate --sinks storage,cache --to calibration.json"
     parser.add_argument("--sinks", metavar="NAMES", help="only these, separated by commas (default: all)")
     parser.add_argument(
@@ -97,7 +96,7 @@ def _format_calibration(calibration: Calibration, path: str) -> str:
 def _compare(options: Namespace, seconds: float) -> int:
     from delta_prop_simulations.calibration import system
     from delta_prop_simulations.calibration.catalogue import SET_UPS, compare_all, select_names
-    from delta_prop_simulations.calibration.comparison import format_table
+    from delta_prop_simulations.calibration.rounds import format_table
     from delta_prop_simulations.rng import Seed
 
     names, bar = select_names(options.sinks, SET_UPS), terminal.Progress()

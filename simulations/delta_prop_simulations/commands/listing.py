@@ -12,12 +12,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument("--json", action="store_true", help="names and texts as JSON")
 
 
 def run(options: Namespace) -> int:
-    """Print the scenarios."""
     from delta_prop_simulations.scenarios.reading import read_setups
 
     entries = {}

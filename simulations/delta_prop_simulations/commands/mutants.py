@@ -6,13 +6,15 @@ The unchanged program must break no promise, and each mutant must be found withi
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from delta_prop.platform import system
-from delta_prop_simulations.chaos.mutants import MUTANTS
-from delta_prop_simulations.chaos.mutants.hunt import SEEDS_MAX, Hunt, hunt
+from delta_prop_simulations.chaos.chaos_run import run as run_plan
+from delta_prop_simulations.chaos.mutants.catalogue import MUTANTS
+from delta_prop_simulations.chaos.mutants.mutant import apply_mutant
+from delta_prop_simulations.chaos.plan_generator import draw
 from delta_prop_simulations.processes import cores, in_processes
 from delta_prop_wire.errors import UsageError
 
@@ -20,13 +22,59 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterable, Iterator, Sequence
 
+    from delta_prop_simulations.chaos.chaos_run import Outcome
+    from delta_prop_simulations.chaos.plan import Plan
+
+SEEDS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """The result for one mutant; for the unchanged program if `mutant` is None.
+
+    `tried`: the number of seeds that were run; `reached`: the number of seeds whose run called the mutated
+    code. `seed`, `check`, `evidence`: of the first run that broke a promise; None and empty if no run did.
+    """
+
+    mutant: str | None
+    tried: int
+    reached: int
+    seed: int | None = None
+    check: str = ""
+    evidence: str = ""
+
+    @property
+    def is_found(self) -> bool:
+        return self.seed is not None
+
+
+def hunt(mutant: str | None, seeds: Iterable[int]) -> Hunt:
+    """Run these seeds in order until one breaks a promise."""
+    tried = reached = 0
+    for seed in seeds:
+        outcome, call_count = run_mutant(mutant, draw(seed))
+        tried += 1
+        reached += call_count > 0
+        broken = outcome.violation
+        if broken is not None and (call_count or mutant is None):
+            return Hunt(mutant, tried, reached, seed, broken.check, broken.what)
+    return Hunt(mutant, tried, reached)
+
+
+def run_mutant(mutant: str | None, plan: Plan) -> tuple[Outcome, int]:
+    """Run one plan; also return the number of calls of the mutated code."""
+    if mutant is None:
+        return run_plan(plan), 0
+    with apply_mutant(MUTANTS[mutant]) as calls:
+        return run_plan(plan), calls.count
+
+
 _EVIDENCE_MAX = 60
 _SEEDS_PER_TASK = 25
 """Number of seeds of the unchanged program that a process runs at a time."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options."""
     parser.description = (
         "Puts named faults into the running code, one at a time, and runs seeds until a check finds each. "
         "Exit status 1 if one is not found, or the unchanged program breaks a promise."
@@ -39,9 +87,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Hunt the mutants, and print the results; return 1 if a mutant is not found, or the unchanged program
-    fails.
-    """
+    """Hunt the mutants; return 1 if one is not found, or the unchanged program fails."""
     if options.list:
         for mutant in MUTANTS.values():
             print(f"{mutant.name}: {mutant.what}; promised: {mutant.promise}")
@@ -90,7 +136,6 @@ def join_hunts(parts: Iterable[Hunt]) -> Hunt:
 
 
 def format_table(hunts: Sequence[Hunt]) -> list[str]:
-    """Return the lines of a table of the results."""
     width = max(len(one.mutant or "the unchanged program") for one in hunts)
     lines = [f"{'mutant':{width}}  {'seeds':>5}  {'check':10}  evidence"]
     return lines + [_line(one, width) for one in hunts]

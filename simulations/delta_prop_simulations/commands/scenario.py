@@ -8,7 +8,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 from delta_prop.platform import system
-from delta_prop_simulations.files import read_shipped, read_text, resolve_here, shipped_names, write_text
+from delta_prop_simulations.files import (
+    FilePieces,
+    read_shipped,
+    read_text,
+    resolve_beside,
+    resolve_here,
+    shipped_names,
+    write_text,
+)
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +31,6 @@ _BAR_CELLS = 24
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options."""
     parser.epilog = "example: delta-prop simulate slow_sink --duration 10m --report slow_sink.html"
     parser.add_argument("--seed", type=int, help="seed of all random draws, in place of the scenario's")
     parser.add_argument("--duration", metavar="TIME", help='duration of the load, such as "90s", "10m", "1h"')
@@ -87,11 +94,11 @@ def _scenario_text(what: str) -> tuple[str, str]:
 
 
 def _run_setup(setup: Setup, path: str, *, checks: bool) -> Alternative:
-    from delta_prop_simulations.calibration.sink_distribution import distribution_of
+    from delta_prop.directory.recorded_traffic import RecordedTraffic
+    from delta_prop_simulations.calibration.calibration_file import distribution_of
     from delta_prop_simulations.chaos.violation import Violation
     from delta_prop_simulations.scenarios.run import RunInputs
     from delta_prop_simulations.scenarios.run import run as run_setup
-    from delta_prop_simulations.scenarios.traffic import traffic_of
 
     progress, started_s, duration_s = system.Progress(), system.now(), setup.scenario.duration
 
@@ -105,9 +112,12 @@ def _run_setup(setup: Setup, path: str, *, checks: bool) -> Alternative:
     replayed: list[RecordedTraffic] = []
 
     def traffic(source: SourceSpec) -> RecordedTraffic | None:
-        recorded = traffic_of(source, path)
-        replayed.extend([] if recorded is None else [recorded])
-        return recorded
+        """Return the traffic that a source replays, if any. Each run reads the file anew."""
+        if source.trace is None:
+            return None
+        trace = resolve_beside(path, source.trace)
+        replayed.append(RecordedTraffic(FilePieces(trace), trace))
+        return replayed[-1]
 
     inputs = RunInputs(
         distribution_of=lambda sink: distribution_of(sink, path),

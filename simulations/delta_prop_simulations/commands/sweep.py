@@ -7,31 +7,88 @@ so far, and exits with the status of the signal.
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.platform import system
 from delta_prop_simulations.chaos.chaos_run import run as run_plan
-from delta_prop_simulations.chaos.plan import Plan
+from delta_prop_simulations.chaos.plan import Plan, check_plan
 from delta_prop_simulations.chaos.plan_generator import draw
-from delta_prop_simulations.chaos.plan_shrinker import shrink_plan
-from delta_prop_simulations.chaos.plan_validation import check_plan
-from delta_prop_simulations.chaos.sweep import Summary, sweep
+from delta_prop_simulations.chaos.shrink import shrink_plan
 from delta_prop_simulations.chaos.violation import CHECKS
 from delta_prop_simulations.files import read_text, write_text
-from delta_prop_simulations.processes import cores
+from delta_prop_simulations.processes import cores, in_processes
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
 
     from delta_prop_simulations.chaos.chaos_run import Outcome
+
+SEEDS_PER_TASK = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A seed whose run found a violation, or tested nothing; then `check` is `vacuous`."""
+
+    seed: int
+    check: str
+    what: str
+
+
+@dataclass(slots=True)
+class Summary:
+    """The sum of the results of several runs; `delta_count`: the number of acknowledged deltas."""
+
+    seed_count: int = 0
+    delta_count: int = 0
+    virtual_s: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    event_counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        self.seed_count += 1
+        self.delta_count += outcome.delta_count
+        self.virtual_s += outcome.virtual_s
+        self.event_counts += outcome.event_counts
+        if outcome.violation is not None:
+            self.findings.append(Finding(outcome.seed, outcome.violation.check, outcome.violation.what))
+        elif outcome.vacuous is not None:
+            self.findings.append(Finding(outcome.seed, "vacuous", outcome.vacuous))
+
+    def add_all(self, other: Summary) -> None:
+        self.seed_count += other.seed_count
+        self.delta_count += other.delta_count
+        self.virtual_s += other.virtual_s
+        self.event_counts += other.event_counts
+        self.findings = sorted([*self.findings, *other.findings], key=lambda finding: finding.seed)
+
+
+def sweep(first: int, count: int, jobs: int) -> Iterator[Summary]:
+    """Run `count` seeds from `first` on; yield the summary of each task as soon as it ends."""
+    ranges = [
+        range(start, min(start + SEEDS_PER_TASK, first + count))
+        for start in range(first, first + count, SEEDS_PER_TASK)
+    ]
+    return in_processes((partial(run_seeds, seeds) for seeds in ranges), jobs)
+
+
+def run_seeds(seeds: range) -> Summary:
+    summary = Summary()
+    for seed in seeds:
+        summary.add(run_plan(draw(seed)))
+    return summary
+
 
 _FINDINGS_SHOWN_MAX = 20
 _LINES_SHOWN = 60
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options."""
     parser.description = (
         "Runs the service under faults drawn from seeds: killed processes, power cuts, failing disks, cut "
         "networks, failing sinks. All promises are checked during each run, and once more after healing."
@@ -81,9 +138,6 @@ def _read_plan(path: str) -> Plan:
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return plan
-
-
-# --- many runs
 
 
 def _run_sweep(options: Namespace) -> int:
@@ -136,9 +190,6 @@ def _as_json(summary: Summary) -> dict[str, Any]:
     }
 
 
-# --- one run
-
-
 def _run_one_plan(plan: Plan, *, as_json: bool) -> int:
     outcome = run_plan(plan)
     if as_json:
@@ -165,9 +216,7 @@ def _verdict(outcome: Outcome) -> str:
 
 
 def _shrink(plan: Plan, path: str) -> Plan:
-    """Shrink a plan, write the result to a file, and return it. If its run finds no violation, return the
-    plan itself.
-    """
+    """Shrink a plan into a file, and return it; the plan itself if its run finds no violation."""
     violation = run_plan(plan).violation
     if violation is None:
         return plan

@@ -1,7 +1,4 @@
-"""Axes of plots: the positions and labels of their ticks; and the formatting of values. Pure.
-
-The displayed unit suits the largest value, and ticks are round numbers of that unit: 250 ms, not 0.25 s.
-"""
+"""Axes of plots, with ticks at round numbers of a unit that suits the largest value. Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +24,7 @@ _ROUND_OF_60 = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from `low` to `high`, in the data's unit. `unit`: the displayed unit; `factor`: its size in the
-    data's unit.
-    """
+    """An axis in the data's unit. `unit`: the displayed unit; `factor`: its size in the data's unit."""
 
     low: float
     high: float
@@ -59,9 +54,7 @@ def linear_axis(high: float, unit: str, *, tight: bool = False) -> Axis:
 
 
 def logarithmic_axis(values: Sequence[float], unit: str) -> Axis:
-    """Return an axis that includes the positive values and ends at powers of ten, of up to `DECADES_MAX`
-    decades.
-    """
+    """Return an axis of up to `DECADES_MAX` whole decades that includes the largest positive values."""
     positive = [value for value in values if value > 0] or [1.0]
     last = ceil(round(log10(max(positive)), 9))
     first = max(min(floor(round(log10(min(positive)), 9)), last - 1), last - DECADES_MAX)
@@ -93,9 +86,7 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def _step(minimum: float, *, of_60: bool) -> float:
-    """Return the smallest round number that is not below `minimum`. `of_60`: a round part of a minute or an
-    hour.
-    """
+    """Return the smallest round number from `minimum` on. `of_60`: a round part of a minute or an hour."""
     if of_60:
         for step in _ROUND_OF_60:
             if step >= minimum:

@@ -1,7 +1,4 @@
-"""The plots of a result, and their lines. Pure.
-
-A plot has one line per alternative; if there is only one alternative, one line per sink.
-"""
+"""The plots of a result, with one line per alternative, or per sink of a single alternative. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.scenarios.result import Alternative, Result, Series
 
 SPREAD_MAX = 20.0
-"""If the peaks of two lines differ by a larger factor, the axis is logarithmic: a linear one would hide the
-lower line.
-"""
+"""The factor between two lines' peaks from which the axis is logarithmic, or it would hide one."""
 
 
 class Section(NamedTuple):
@@ -124,9 +119,7 @@ def _value_axis(unit: str, lines: Sequence[Line]) -> Axis:
 def _lines(
     owners: Sequence[str], series_lists: Sequence[Sequence[Series]], name: str
 ) -> list[tuple[str, Line]]:
-    """Return a unit and a line for each owner with a series of that name. An owner's position gives its
-    colour.
-    """
+    """Return unit and line of each owner with a series of that name; its position gives the colour."""
     return [
         (series.unit, Line(owner, colour, series.times_s, series.values))
         for colour, (owner, group) in enumerate(zip(owners, series_lists, strict=True))

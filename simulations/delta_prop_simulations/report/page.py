@@ -1,7 +1,4 @@
-"""A result as one self-contained HTML page, which loads nothing from a network: no font, no library.
-
-All text of a result is escaped. The same result always gives the same page, byte for byte.
-"""
+"""A result as one HTML page that loads nothing from a network; the same result gives the same page."""
 
 from __future__ import annotations
 
@@ -30,9 +27,7 @@ if TYPE_CHECKING:
 
     from delta_prop_simulations.scenarios.result import Result
 PAGE_POINTS_MAX = 80_000
-"""Maximum number of points of all lines together, at about 8 bytes each; so with many lines, a line has fewer
-points.
-"""
+"""Maximum number of points of all lines together, at about 8 bytes each."""
 _CLASSES = {HOLDS: "good", LIMITED: "good", BROKEN: "bad", NOT_TESTED: "quiet", NOTHING: "quiet"}
 _SIGNS = {HOLDS: "✓ ", LIMITED: "✓ ", BROKEN: "✗ "}
 

@@ -1,7 +1,4 @@
-"""The style sheet of a page, and the script that shows the values of a plot at the pointer.
-
-The page loads nothing from a network. If scripts are disabled, only these values are missing. Pure.
-"""
+"""The style sheet of a page, and the script that shows the values of a plot at the pointer. Pure."""
 
 from __future__ import annotations
 
@@ -34,9 +31,7 @@ PLOT_STYLE = (
     ".grid{stroke:var(--grid);stroke-width:8;fill:none}"
     ".line{stroke:currentColor;stroke-width:17;fill:none;stroke-linejoin:round}"
 )
-"""The style of a drawing, on a page or in a file of its own; it uses the CSS variables `--quiet` and
-`--grid`.
-"""
+"""The style of a drawing; it uses the CSS variables `--quiet` and `--grid`."""
 
 GROUNDS = (
     ":root{color-scheme:light dark;--ground:#fff;--card:#f7f8fa;--text:#1a1d21;--quiet:#59616b;"

@@ -1,6 +1,4 @@
-"""Reads the logs of several idle services, row by row, and compares the dots and canonical keys of their
-rows.
-"""
+"""Reads the logs of several idle services, and compares the dots and canonical keys of their rows."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ services are idle. The verdicts compare the data that the services then hold.
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,25 +15,20 @@ import anyio
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
 from delta_prop.testing.virtual_streams import Broadcast
 from delta_prop_simulations.chaos.violation import Violation
-from delta_prop_simulations.clock import ClockFaults
 from delta_prop_simulations.files import processor_s
-from delta_prop_simulations.machine import Machine
+from delta_prop_simulations.machine import ClockFaults, Machine, ThreadFaults
 from delta_prop_simulations.rng import Seed
 from delta_prop_simulations.scenarios import agreement
-from delta_prop_simulations.scenarios.clients import Client
+from delta_prop_simulations.scenarios.clients import Client, Reader
 from delta_prop_simulations.scenarios.cluster_verdicts import ClusterObservation, MachineObservation, verdicts
-from delta_prop_simulations.scenarios.forwarding_times import ForwardingTimes, Tap
-from delta_prop_simulations.scenarios.measures import OffsetTimes, Timeline
+from delta_prop_simulations.scenarios.measures import ForwardingTimes, Timeline
 from delta_prop_simulations.scenarios.offering import Outcomes
-from delta_prop_simulations.scenarios.persistent_sink import PersistentSink
-from delta_prop_simulations.scenarios.readers import Reader
 from delta_prop_simulations.scenarios.result import Alternative, SinkResult
-from delta_prop_simulations.scenarios.sinks import SimulatedSink
+from delta_prop_simulations.scenarios.scenario import ENDINGS
+from delta_prop_simulations.scenarios.sinks import PersistentSink, SimulatedSink
+from delta_prop_simulations.scenarios.site import SupervisedSite, Tap
 from delta_prop_simulations.scenarios.sources import arrivals
-from delta_prop_simulations.scenarios.supervised import SupervisedSite
-from delta_prop_simulations.scenarios.topology import ENDINGS
 from delta_prop_simulations.scenarios.verdicts import CURSOR_INVALIDATED
-from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_simulations.trace import Trace
 
 if TYPE_CHECKING:
@@ -41,13 +37,14 @@ if TYPE_CHECKING:
     from delta_prop_simulations.disk_faults import Call
     from delta_prop_simulations.scenarios.reading import Setup
     from delta_prop_simulations.scenarios.run import RunInputs
-    from delta_prop_simulations.scenarios.scenario import Scenario, SourceSpec
-    from delta_prop_simulations.scenarios.topology import (
+    from delta_prop_simulations.scenarios.scenario import (
         Cut,
         FaultSpec,
         LinkSpec,
         MachineSpec,
         ReaderSpec,
+        Scenario,
+        SourceSpec,
     )
 
 IDLE_S_MAX = 7200.0
@@ -105,7 +102,7 @@ class ClusterRun:
         )
         linked = [other for link in scenario.link if (other := _other_end(scenario, link, name)) is not None]
         (group,) = [group for group in self.groups if name in group]
-        tap = Tap(name, OffsetTimes(), self.forwarding_times, len(group) - 1)
+        tap = Tap(name, self.forwarding_times, len(group) - 1)
         site = SupervisedSite(machine, scenario.service, linked, tap)
         for sink in scenario.sink:
             if sink.machine in (None, name):
@@ -144,7 +141,7 @@ class ClusterRun:
                 clients.cancel_scope.cancel()
             self._observation = self._observe(is_idle)
             for site in self.sites.values():
-                site.end()
+                site.switch.end()
 
     def check(self, now: float, runnable: int) -> None:
         """Check the invariants of all services now; a violation ends the run."""
@@ -167,11 +164,9 @@ class ClusterRun:
         await host.run(lambda world: reader.run(world, address))
 
     def _site_of(self, spec: SourceSpec | ReaderSpec) -> SupervisedSite:
-        """Return the site that a client connects to."""
         return self.sites[spec.machine or self.scenario.machine[0].name]
 
     def _make_client_host(self, name: str) -> Machine:
-        """Create the host of a client."""
         return Machine(
             name,
             self._seed.child(f"client {name}"),
@@ -254,9 +249,9 @@ class ClusterRun:
             (machine.kill if fault.what == "kill" else machine.cut_power)()
             await anyio.sleep(fault.lasts)
             machine.restore()
-            site.bring_back()
+            site.switch.turn_on()
         elif fault.what == "restart":
-            site.restart()
+            site.switch.restart()
         elif fault.what == "resets":
             self.network.reset(fault.machine)
         elif fault.what == "disk_slow":
@@ -273,7 +268,6 @@ class ClusterRun:
         return ThreadFaults(self.scenario.service.disk_ms_max / 1000 * factor)
 
     def _heal(self) -> None:
-        """Heal all links and machines."""
         for link in self.scenario.link:
             self.network.heal(*link.between)
             self.network.heal(*reversed(link.between))
@@ -281,7 +275,7 @@ class ClusterRun:
             site.machine.remove_disk_fault()
             site.machine.thread_faults = self._disk_times()
             site.machine.restore()
-            site.bring_back()
+            site.switch.turn_on()
 
     # --- measurements
 
@@ -367,20 +361,23 @@ class ClusterRun:
     # --- the result
 
     def result(self, setup: Setup, cpu_s: float) -> Alternative:
-        """Return the result of this run."""
+        duration_s = self.scenario.duration
         return Alternative(
             name=setup.name,
             what=setup.about,
             sinks=[
                 *(self._sink_result(site, name) for site in self.sites.values() for name in site.sinks),
-                *self._forwarding_results(),
-                *self._reader_results(),
+                *(  # the forwarding times between services, each target as if it were a sink
+                    times.result(" → ".join(path), duration_s)
+                    for path, times in sorted(self.forwarding_times.times.items())
+                ),
+                *(reader.lag.result(reader.spec.name, duration_s) for reader in self.readers),
             ],
             series=self.timeline.series(),
             totals=self._totals(),
             verdicts=verdicts(self._observation),
             trace=self.trace.digest(),
-            virtual_s=self.scenario.duration,
+            virtual_s=duration_s,
             cpu_s=cpu_s,
             acks=self.outcomes.acks.latency(),
         )
@@ -403,34 +400,12 @@ class ClusterRun:
             totals["at_rest_after_s"] = self.idle_after_s
         return totals
 
-    def _forwarding_results(self) -> list[SinkResult]:
-        """Return the forwarding times between services, each target as if it were a sink."""
-        duration_s, within_1s = self.scenario.duration, self.forwarding_times.within_1s
-        return [
-            SinkResult(" → ".join(path), times.count, 0, within_1s[path] / duration_s, times.latency())
-            for path, times in sorted(self.forwarding_times.times.items())
-        ]
-
-    def _reader_results(self) -> list[SinkResult]:
-        duration_s = self.scenario.duration
-        return [
-            SinkResult(
-                reader.spec.name, reader.row_count, 0, reader.within_1s / duration_s, reader.lag.latency()
-            )
-            for reader in self.readers
-        ]
-
     def _sink_result(self, site: SupervisedSite, name: str) -> SinkResult:
         _, sink = site.sinks[name]
-        sink_name = self._sink_name(site, name)
-        return SinkResult(
-            name=sink_name,
-            applied=sink.new_row_count,
-            failures=sink.inner.counts.failures,
-            within_1s_per_s=sink.inner.counts.within_1s / self.scenario.duration,
-            lag=sink.inner.counts.lag.latency(),
-            series=self.timeline.series(sink_name),
-        )
+        sink_name, counts = self._sink_name(site, name), sink.inner.counts
+        series = self.timeline.series(sink_name)
+        result = counts.lag.result(sink_name, self.scenario.duration, counts.failures, series)
+        return replace(result, applied=sink.new_row_count)
 
 
 def _other_end(scenario: Scenario, link: LinkSpec, name: str) -> str | None:
@@ -453,19 +428,15 @@ def _groups(scenario: Scenario) -> list[list[str]]:
 
 
 def _watermarks_of(site: SupervisedSite) -> frozenset[tuple[int, int]]:
-    """Return the watermark of each origin at a service."""
     assert site.propagator is not None
     return frozenset(site.propagator.internals().partition.pipeline.orderer.watermarks.items())
 
 
 def _fill_disk(disk: SimDisk) -> None:
-    """Leave no free space on a disk."""
     disk.capacity_bytes = disk.used_bytes
 
 
 def _fail_disk(disk: SimDisk) -> None:
-    """Make every write and sync of a disk fail."""
-
     def is_write(call: Call) -> bool:
         return call.name in ("write", "sync", "allocate")
 

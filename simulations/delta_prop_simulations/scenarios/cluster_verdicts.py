@@ -1,7 +1,4 @@
-"""The verdict on each promise for a run with several machines, from their data once all services are idle.
-
-A promise that the scenario does not test has no verdict.
-"""
+"""The verdict on each promise for a run with several machines, from their data once all are idle."""
 
 from __future__ import annotations
 
@@ -20,11 +17,10 @@ if TYPE_CHECKING:
 
     from delta_prop.api.statistics import Statistics
     from delta_prop_simulations.scenarios.agreement import LogRows
-    from delta_prop_simulations.scenarios.clients import AckedRows
+    from delta_prop_simulations.scenarios.clients import AckedRows, Reader
     from delta_prop_simulations.scenarios.offering import Outcomes
-    from delta_prop_simulations.scenarios.readers import Reader
     from delta_prop_simulations.scenarios.scenario import Scenario
-    from delta_prop_simulations.scenarios.supervised import SupervisedSite
+    from delta_prop_simulations.scenarios.site import SupervisedSite
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +131,8 @@ def _reader_errors(observed: ClusterObservation) -> Iterator[str]:
             if lost := agreement.count_lost_deliveries(machine.log_rows, reader.delivered):
                 yield f"{who} got {lost:,} deltas that were lost later"
             delta_count = machine.log_rows.delta_count
-            if reader.spec.topics == ("*",) and reader.failure is None and reader.row_count != delta_count:
-                yield f"{who} got {reader.row_count:,} of {delta_count:,}"
+            if reader.spec.topics == ("*",) and reader.failure is None and reader.lag.count != delta_count:
+                yield f"{who} got {reader.lag.count:,} of {delta_count:,}"
 
 
 def _broken_verdict(observed: ClusterObservation, promise: str, wrong: Sequence[str]) -> Verdict:

@@ -1,34 +1,28 @@
-"""Offers a source's deltas at their times, even if the service is full, and records their outcomes.
-
-An arrival does not wait for the outcome of the previous one. After a retryable refusal, a call is retried
-after the delay that the refusal names.
-"""
+"""Offers a source's deltas at their times, even if the service is full, and records their outcomes."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from itertools import cycle
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import Draft
-from delta_prop_simulations.scenarios.encoded_draft import EncodedDraft, Template
 from delta_prop_simulations.scenarios.measures import Histogram
+from delta_prop_simulations.scenarios.sources import EncodedDraft, Template
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-    from anyio.abc import TaskGroup
-
-    from delta_prop import Producer, Propagator
+    from delta_prop import Propagator
+    from delta_prop.calls.outcomes import PublishAck
     from delta_prop.partition.pipeline import Pipeline
-    from delta_prop_simulations.scenarios.deltas import DeltaGenerator, Rows
     from delta_prop_simulations.scenarios.scenario import SourceSpec
-    from delta_prop_simulations.scenarios.sources import Arrival
+    from delta_prop_simulations.scenarios.sources import Arrival, DeltaGenerator, Rows
     from delta_prop_wire.delta import AckLevel, Delta, Priority
 
 CALLS_IN_FLIGHT_MAX = 10_000
@@ -50,7 +44,6 @@ class Outcomes:
 
     @property
     def unsettled(self) -> int:
-        """The number of offered deltas without an outcome."""
         return self.offered - self.acknowledged - self.refused - self.dropped
 
     @property
@@ -115,8 +108,6 @@ class Source:
             if self._retry_at_s <= self._now():
                 self._retry(ack_level)
 
-    # --- internals
-
     def _start_offer(self, arrival: Arrival, ack_level: AckLevel) -> None:
         priority = self._spec.priority if arrival.recorded is None else arrival.recorded.priority
         offer = Offer(self._generator.make(arrival), arrival.deltas, priority, self._now())
@@ -169,43 +160,63 @@ class Source:
         self._retries.extend(waiting)
 
 
-class Writers:
-    """Publishes arrivals by named producers, in turn; each producer retries by itself."""
+class Publisher:
+    """Publishes arrivals by producers, in turn; each producer retries by itself."""
+
+    lost_errors: tuple[type[Exception], ...] = ()
+    """Errors of a call that is lost, such as one that timed out."""
 
     def __init__(self, spec: SourceSpec, generator: DeltaGenerator, outcomes: Outcomes) -> None:
         self._spec, self._generator, self._outcomes = spec, generator, outcomes
-        self._open_call_count = 0
+        self.in_flight_calls = 0
 
-    async def run(self, propagator: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
+    def names(self) -> list[str]:
+        """Return the names of the producers."""
+        return [f"{self._spec.name}-{number}" for number in range(self._spec.writers)]
+
+    async def publish_all(self, arrivals: Iterable[Arrival], producers: Iterable[Any]) -> None:
         """Publish every arrival at its time, by the next producer; return when all calls have an outcome."""
-        names = [f"{self._spec.name}-{number}" for number in range(self._spec.writers)]
-        producers: Iterator[Producer] = cycle(
-            [propagator.producer(name, ack_level=ack_level) for name in names]
-        )
+        turns = cycle(producers)
         async with anyio.create_task_group() as calls:
             for arrival in arrivals:
                 await anyio.sleep_until(arrival.at_s)
                 self._outcomes.offered += arrival.deltas
-                self._start_publish(calls, next(producers), arrival)
+                producer = next(turns)
+                if self.in_flight_calls >= CALLS_IN_FLIGHT_MAX:
+                    self._outcomes.dropped += arrival.deltas
+                    continue
+                rows = self._generator.make(arrival)
+                assert isinstance(rows, list), "a source with writers generates deltas"
+                self.in_flight_calls += 1
+                calls.start_soon(self._publish, producer, rows, arrival.at_s)
 
-    def _start_publish(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
-        if self._open_call_count >= CALLS_IN_FLIGHT_MAX:
-            self._outcomes.dropped += arrival.deltas
-            return
-        rows = self._generator.make(arrival)
-        assert isinstance(rows, list)
-        self._open_call_count += 1
-        calls.start_soon(self._publish, producer, rows)
-
-    async def _publish(self, producer: Producer, rows: list[Delta]) -> None:
-        offered_at_s, outcomes = anyio.current_time(), self._outcomes
+    async def _publish(self, producer: Any, rows: list[Delta], at_s: float) -> None:
+        outcomes = self._outcomes
         try:
-            await producer.publish(*rows)
+            publish_ack = await producer.publish(*rows)
         except Refused as refusal:
             outcomes.note_refusal(len(rows), refusal)
             outcomes.refused += len(rows)
+        except self.lost_errors:
+            outcomes.dropped += len(rows)
         else:
-            ack_s = anyio.current_time() - offered_at_s
-            outcomes.note_acknowledged(len(rows), ack_s, self._spec.priority)
+            outcomes.note_acknowledged(len(rows), anyio.current_time() - at_s, rows[0].priority)
+            self.note_ack(producer.name, publish_ack)
         finally:
-            self._open_call_count -= 1
+            self.in_flight_calls -= 1
+
+    def note_ack(self, name: str, publish_ack: PublishAck) -> None:
+        """Called for each acknowledgement."""
+
+
+class Writers(Publisher):
+    """Publishes by producers in the process of the service."""
+
+    async def run(self, propagator: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
+        """Publish every arrival at its time; return when all calls have an outcome."""
+        producers = [propagator.producer(name, ack_level=ack_level) for name in self.names()]
+        await self.publish_all(arrivals, producers)
+
+    async def _publish(self, producer: Any, rows: list[Delta], at_s: float) -> None:
+        """Publish, and measure from the start of the call, not from the arrival."""
+        await super()._publish(producer, rows, anyio.current_time())

@@ -1,7 +1,4 @@
-"""Reads scenarios from TOML: first the scenario as it is written, then its alternatives.
-
-Every error is a UsageError that names the field, the value and the fix.
-"""
+"""Reads scenarios from TOML. Every error is a UsageError that names the field, the value and the fix."""
 
 from __future__ import annotations
 
@@ -23,12 +20,16 @@ from delta_prop.configuration.values import (
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.scenarios.scenario import (
     AlternativeSpec,
+    Cut,
     Event,
+    FaultSpec,
+    LinkSpec,
+    ReaderSpec,
     Scenario,
     Service,
     SourceSpec,
+    Stall,
 )
-from delta_prop_simulations.scenarios.topology import Cut, FaultSpec, LinkSpec, ReaderSpec, Stall
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 
@@ -42,8 +43,6 @@ DURATIONS = frozenset(
     {"duration", "start", "stop", "on", "off", "period", "from", "for", "by", "clock_ahead"}
 )
 """Keys whose values are times: a number of seconds, or text such as "90s", "1.5m", "1h", "200ms"."""
-
-EVENT_KEYS = {"from": "begin", "for": "lasts", "what": "what", "factor": "factor", "share": "share"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +91,7 @@ def read_setups(
 
 
 def parse_duration(value: object, path: str) -> float:
-    """Return a duration in seconds; `value` is a number of seconds, or text with a unit. Raises
-    UsageError.
-    """
+    """Return the seconds that `value` is, a number or text with a unit. Raises UsageError."""
     if not isinstance(value, str):
         return float(convert(value, float, path))
     text = value.strip()
@@ -110,7 +107,6 @@ def parse_duration(value: object, path: str) -> float:
 
 
 def _set_trace(table: dict[str, Any], trace: str) -> None:
-    """Make all sources replay this traffic."""
     sources = table.get("source")
     for source in sources if isinstance(sources, list) else []:
         if isinstance(source, dict):
@@ -124,34 +120,22 @@ def _read_scenario(table: dict[str, Any]) -> Scenario:
     table = deepcopy(table)
     check_keys(table, [field.name for field in fields(Scenario)], "")
     service = _read_service(table.pop("service", {}))
+    events: dict[str, tuple[Event, ...]] = {}
     for path, sink_table in _sinks_with_faults(table):
-        sink_table["faults"] = [
-            _read_event(event, f"{path}.faults[{index}]")
-            for index, event in enumerate(_faults_of(sink_table, path))
-        ]
-    events = {path: sink_table.pop("faults") for path, sink_table in _sinks_with_faults(table)}
+        events[path] = _read_all_timed(Event, _faults_of(sink_table, path), f"{path}.faults")
     links = [_read_link(link, f"link[{index}]") for index, link in enumerate(_take_tables(table, "link"))]
-    faults = [
-        _read_timed(FaultSpec, fault, f"fault[{index}]")
-        for index, fault in enumerate(_take_tables(table, "fault"))
-    ]
+    faults = _read_all_timed(FaultSpec, _take_tables(table, "fault"), "fault")
     readers = [
         _read_reader(reader, f"reader[{index}]") for index, reader in enumerate(_take_tables(table, "reader"))
     ]
     _parse_durations(table, "")
     scenario = build_dataclass(Scenario, table, "")
     sinks = [
-        replace(sink, faults=tuple(events.get(f"sink[{index}]", ())))
-        for index, sink in enumerate(scenario.sink)
+        replace(sink, faults=events.get(f"sink[{index}]", ())) for index, sink in enumerate(scenario.sink)
     ]
     _check_levels(scenario.source, service)
     return replace(
-        scenario,
-        service=service,
-        sink=tuple(sinks),
-        link=tuple(links),
-        fault=tuple(faults),
-        reader=tuple(readers),
+        scenario, service=service, sink=tuple(sinks), link=tuple(links), fault=faults, reader=tuple(readers)
     )
 
 
@@ -192,33 +176,36 @@ def _take_tables(table: dict[str, Any], name: str) -> list[Any]:
 def _read_link(table: Any, path: str) -> LinkSpec:
     cuts = _take_tables(table, "cut") if isinstance(table, dict) else []
     link: LinkSpec = convert(table, LinkSpec, path)
-    return replace(
-        link, cut=tuple(_read_timed(Cut, cut, f"{path}.cut[{index}]") for index, cut in enumerate(cuts))
-    )
+    return replace(link, cut=_read_all_timed(Cut, cuts, f"{path}.cut"))
 
 
 def _read_reader(table: Any, path: str) -> ReaderSpec:
     stalls = _take_tables(table, "stall") if isinstance(table, dict) else []
     reader = _read_timed(ReaderSpec, {"from": 0.0, **table} if isinstance(table, dict) else table, path)
-    return replace(
-        reader,
-        stall=tuple(
-            _read_timed(Stall, stall, f"{path}.stall[{index}]") for index, stall in enumerate(stalls)
-        ),
-    )
+    return replace(reader, stall=_read_all_timed(Stall, stalls, f"{path}.stall"))
+
+
+def _read_all_timed(kind: type[T], tables: list[Any], path: str) -> tuple[T, ...]:
+    return tuple(_read_timed(kind, table, f"{path}[{index}]") for index, table in enumerate(tables))
+
+
+def timed_keys(kind: type) -> dict[str, str]:
+    """Return the keys of a table with a time, with the names of the fields."""
+    keys = {"begin": "from", "lasts": "for"}
+    return {keys.get(field.name, field.name): field.name for field in fields(kind)}
 
 
 def _read_timed(kind: type[T], table: Any, path: str) -> T:
     """Read a table with the keys `from` and `for`, which cannot be names of fields in Python."""
+    is_event = kind is Event
     if not isinstance(table, dict):
-        raise value_error(path, table, f"{format_value(table)} is not a table: give from and for")
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    keys = {"from": "begin", "for": "lasts"} | {
-        name: name for name in names if name not in ("begin", "lasts")
-    }
+        keys_to_give = "from, for and what" if is_event else "from and for"
+        raise value_error(path, table, f"{format_value(table)} is not a table: give {keys_to_give}")
+    keys = timed_keys(kind)
     check_keys(table, keys, path)
-    if "from" not in table:
-        raise UsageError(f"{path}.from: missing, and without a default: add it")
+    for key in ("from", "for", "what") if is_event else ("from",):
+        if key not in table:
+            raise UsageError(f"{path}.{key}: missing, and without a default: add it")
     _parse_durations(table, path)
     return build_dataclass(kind, {keys[key]: value for key, value in table.items()}, path)
 
@@ -251,7 +238,7 @@ def _sinks_with_faults(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, A
 
 
 def _faults_of(table: dict[str, Any], path: str) -> list[Any]:
-    faults = table["faults"]
+    faults = table.pop("faults")
     if not isinstance(faults, list):
         raise value_error(
             f"{path}.faults",
@@ -259,18 +246,6 @@ def _faults_of(table: dict[str, Any], path: str) -> list[Any]:
             f'{format_value(faults)}: give a list, as [{{from = "1s", for = "2s", what = "fails"}}]',
         )
     return faults
-
-
-def _read_event(table: Any, path: str) -> Event:
-    """Read an event; its keys `from` and `for` cannot be names of fields in Python."""
-    if not isinstance(table, dict):
-        raise value_error(path, table, f"{format_value(table)} is not a table: give from, for and what")
-    check_keys(table, EVENT_KEYS, path)
-    for key in ("from", "for", "what"):
-        if key not in table:
-            raise UsageError(f"{path}.{key}: missing, and without a default: add it")
-    _parse_durations(table, path)
-    return build_dataclass(Event, {EVENT_KEYS[key]: value for key, value in table.items()}, path)
 
 
 def _parse_durations(table: Any, path: str) -> None:

@@ -1,7 +1,4 @@
-"""The result of a scenario's run, as plain data: the only input of reports.
-
-Times are virtual seconds. Results can be written as JSON and read back. Pure.
-"""
+"""The result of a scenario's run, in virtual seconds, as plain data: the only input of reports. Pure."""
 
 from __future__ import annotations
 
@@ -89,32 +86,4 @@ class Result:
     alternatives: list[Alternative]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON data."""
         return asdict(self)
-
-
-def result_from_json(data: dict[str, Any]) -> Result:
-    """Return the result from the JSON data that `Result.to_json` returned."""
-    return Result(**{**data, "alternatives": [_alternative(one) for one in data["alternatives"]]})
-
-
-def _alternative(data: dict[str, Any]) -> Alternative:
-    return Alternative(
-        **{
-            **data,
-            "sinks": [_sink(one) for one in data["sinks"]],
-            "series": [Series(**one) for one in data["series"]],
-            "verdicts": [Verdict(**one) for one in data["verdicts"]],
-            "acks": _latency(data["acks"]),
-        }
-    )
-
-
-def _sink(data: dict[str, Any]) -> SinkResult:
-    series = [Series(**one) for one in data["series"]]
-    return SinkResult(**{**data, "lag": _latency(data["lag"]), "series": series})
-
-
-def _latency(data: dict[str, Any]) -> Latency:
-    buckets = [(float(bound), int(count)) for bound, count in data["buckets"]]
-    return Latency(**{**data, "buckets": buckets})

@@ -1,7 +1,4 @@
-"""One run of a scenario with a single service, in virtual time, with sources and simulated sinks.
-
-First comes the load; then the run waits until the service is idle.
-"""
+"""One run of a scenario with a single service, in virtual time, from the load until the service is idle."""
 
 from __future__ import annotations
 
@@ -13,19 +10,16 @@ import anyio
 
 from delta_prop.testing import VirtualNetwork, run_virtual
 from delta_prop_simulations.chaos.violation import Violation
-from delta_prop_simulations.clock import ClockFaults
 from delta_prop_simulations.files import processor_s
-from delta_prop_simulations.machine import Machine
+from delta_prop_simulations.machine import ClockFaults, Machine, ThreadFaults
 from delta_prop_simulations.rng import Seed
-from delta_prop_simulations.scenarios.deltas import DeltaGenerator
-from delta_prop_simulations.scenarios.distributions import ConfiguredDistribution
 from delta_prop_simulations.scenarios.measures import Timeline
 from delta_prop_simulations.scenarios.offering import Outcomes, Source, Writers
-from delta_prop_simulations.scenarios.result import Alternative, SinkResult
+from delta_prop_simulations.scenarios.result import Alternative
+from delta_prop_simulations.scenarios.sinks import ConfiguredDistribution
 from delta_prop_simulations.scenarios.site import Site
-from delta_prop_simulations.scenarios.sources import arrivals
+from delta_prop_simulations.scenarios.sources import DeltaGenerator, arrivals
 from delta_prop_simulations.scenarios.verdicts import RunObservation, is_idle, verdicts
-from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_simulations.trace import Trace
 
 if TYPE_CHECKING:
@@ -34,10 +28,9 @@ if TYPE_CHECKING:
     from delta_prop import Propagator
     from delta_prop.api.statistics import Statistics
     from delta_prop.directory.recorded_traffic import RecordedTraffic
-    from delta_prop_simulations.scenarios.distributions import Distribution
     from delta_prop_simulations.scenarios.reading import Setup
     from delta_prop_simulations.scenarios.scenario import Scenario, SinkSpec, SourceSpec
-    from delta_prop_simulations.scenarios.sinks import SimulatedSink
+    from delta_prop_simulations.scenarios.sinks import Distribution, SimulatedSink
 
 IDLE_S_MAX = 86_400.0
 """Maximum virtual time from the end of the load until the service is idle."""
@@ -136,8 +129,6 @@ class Run:
                 self.violation = violation
                 self._scope.cancel()
 
-    # --- the load
-
     async def _load(self, p: Propagator) -> None:
         async with anyio.create_task_group() as tasks:
             for source in self.scenario.source:
@@ -148,7 +139,7 @@ class Run:
 
     async def _offer(self, p: Propagator, spec: SourceSpec) -> None:
         seed = self._seed.child(f"source {spec.name}")
-        level = self.site.level if spec.ack_level is None else spec.ack_level
+        level = self.scenario.service.level if spec.ack_level is None else spec.ack_level
         generator = DeltaGenerator(spec, seed.stream("deltas"), level)
         source_arrivals = arrivals(
             spec, seed.stream("arrivals"), self.scenario.duration, self._inputs.traffic(spec)
@@ -180,8 +171,6 @@ class Run:
                 gc.collect(0)
             self._is_idle = True
 
-    # --- measurements
-
     def _sample(self, p: Propagator, now: float) -> None:
         gc.collect(0)
         statistics, timeline, outcomes = p.statistics(), self.timeline, self.outcomes
@@ -210,14 +199,14 @@ class Run:
         appended_at = self.site.offset_times.at(feed.applied_offset) if feed.lag else None
         timeline.note(sink.name, "lag", "s", now, 0.0 if appended_at is None else now - appended_at)
         timeline.note(sink.name, "behind", "deltas", now, feed.lag)
-        timeline.note_rate(sink.name, "applied", "deltas/s", now, sink.counts.applied)
+        timeline.note_rate(sink.name, "applied", "deltas/s", now, sink.counts.lag.count)
         timeline.note(sink.name, "mailbox", "deltas", now, feed.mailbox_deltas)
         if feed.pacing:
             capacity = self.site.spec.settings.mailbox_deltas_max
             timeline.note(
                 sink.name, "credits", "deltas", now, max(capacity - feed.mailbox_deltas - feed.in_call, 0)
             )
-        self.trace.note(sink.name, sink.counts.applied, sink.counts.lag.sum_s, feed.state)
+        self.trace.note(sink.name, sink.counts.lag.count, sink.counts.lag.sum_s, feed.state)
 
     def _peaks(self) -> dict[str, tuple[float, float]]:
         settings, peak = self.site.spec.settings, self.timeline.peak
@@ -232,10 +221,7 @@ class Run:
             **mailboxes,
         }
 
-    # --- the result
-
     def result(self, setup: Setup, cpu_s: float) -> Alternative:
-        """Return the result of this run."""
         outcomes = self.outcomes
         observed = RunObservation(
             self.site.sinks, outcomes, self.site.final_statistics, self._peaks(), self._is_idle
@@ -243,7 +229,12 @@ class Run:
         return Alternative(
             name=setup.name,
             what=setup.about,
-            sinks=[self._sink_result(sink) for sink in self.site.sinks],
+            sinks=[
+                sink.counts.lag.result(
+                    sink.name, setup.scenario.duration, sink.counts.failures, self.timeline.series(sink.name)
+                )
+                for sink in self.site.sinks
+            ],
             series=self.timeline.series(),
             totals=self._totals(),
             verdicts=verdicts(observed),
@@ -268,13 +259,3 @@ class Run:
             "memory_bound_bytes": self.site.final_statistics.memory_bytes_max,
             **({"steps_checked": self.site.check_count} if self._inputs.checks else {}),
         }
-
-    def _sink_result(self, sink: SimulatedSink) -> SinkResult:
-        return SinkResult(
-            name=sink.name,
-            applied=sink.counts.applied,
-            failures=sink.counts.failures,
-            within_1s_per_s=sink.counts.within_1s / self.scenario.duration,
-            lag=sink.counts.lag.latency(),
-            series=self.timeline.series(sink.name),
-        )

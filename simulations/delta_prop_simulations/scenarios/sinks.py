@@ -1,12 +1,10 @@
-"""Simulated sinks: each call sleeps for a time that is drawn from a distribution, and counts its rows.
-
-They check the promises that a sink can observe: rows come in the order of the log, and none comes twice.
-"""
+"""Simulated sinks: each call sleeps for a drawn time; they check the log's order, and that no row repeats."""
 
 from __future__ import annotations
 
-from math import log
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from math import exp, log, sqrt
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import numpy as np
@@ -18,39 +16,58 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop_simulations.rng import Random
-    from delta_prop_simulations.scenarios.distributions import Distribution
     from delta_prop_simulations.scenarios.measures import OffsetTimes
     from delta_prop_simulations.scenarios.scenario import Event, SinkSpec
-    from delta_prop_sinks.sink import Delivery, Sink, SinkContext
-
-LAG_S_MAX = 1.0
-"""A row that is applied within this time of its append counts as `within_1s`."""
+    from delta_prop_sinks.sink import Delivery, SinkContext
 
 
+class Distribution(Protocol):
+    """Draws service times."""
+
+    def draw(self, random: Random, deltas: int, size_bytes: int) -> float:
+        """Draw the seconds that a call with this many deltas and bytes takes."""
+        ...
+
+
+class ConfiguredDistribution:
+    """A sink's configured distribution: a time per call, a time per delta, and a random factor."""
+
+    def __init__(self, spec: SinkSpec) -> None:
+        self._call_s = spec.per_call_ms / 1_000
+        self._delta_s = spec.per_delta_us / 1_000_000
+        self._capacity = spec.capacity_per_s
+        self._factor = _factor(spec)
+
+    def draw(self, random: Random, deltas: int, size_bytes: int) -> float:
+        """Draw the seconds that a call with this many deltas takes; their size has no effect."""
+        duration_s = (self._call_s + self._delta_s * deltas) * self._factor(random)
+        return max(duration_s, deltas / self._capacity) if self._capacity else duration_s
+
+
+def _factor(spec: SinkSpec) -> Callable[[Random], float]:
+    """Return a function that draws the factor by which a call's duration differs from its mean."""
+    noise = spec.noise
+    if spec.distribution == "exponential":
+        return lambda random: random.expovariate(1.0)
+    if spec.distribution == "constant" or not noise:
+        return lambda random: 1.0
+    if spec.distribution == "normal":
+        return lambda random: max(random.gauss(1.0, noise), 0.0)
+    sigma = sqrt(log(1 + noise * noise))
+    return lambda random: exp(random.gauss(-sigma * sigma / 2, sigma))
+
+
+@dataclass(slots=True)
 class SinkCounts:
-    """Counts of the rows of one sink.
-
-    `applied`, `failures`, `rejected`, `within_1s`: numbers of applied rows, failed calls, rejected rows, and
-    rows applied within `LAG_S_MAX` of their append. `out_of_order`, `duplicates`: numbers of deliveries that
-    came out of the log's order, or again.
+    """Counts of one sink. `lag`: of its applied rows; `failures`, `rejected`: failed calls, rejected rows;
+    `out_of_order`, `duplicates`: deliveries that came out of the log's order, or again.
     """
 
-    def __init__(self) -> None:
-        self.lag = Histogram()
-        self.applied = self.failures = self.rejected = self.within_1s = 0
-        self.out_of_order = self.duplicates = 0
-
-    def note_applied(self, rows: int, lag_s: float) -> None:
-        """Count applied rows."""
-        self.applied += rows
-        self.lag.add(lag_s, rows)
-        if lag_s <= LAG_S_MAX:
-            self.within_1s += rows
-
-    def note_redelivery(self, *, is_duplicate: bool) -> None:
-        """Count a delivery that begins before the last applied row."""
-        self.duplicates += is_duplicate
-        self.out_of_order += not is_duplicate
+    lag: Histogram = field(default_factory=Histogram)
+    failures: int = 0
+    rejected: int = 0
+    out_of_order: int = 0
+    duplicates: int = 0
 
 
 class _Rejections:
@@ -85,12 +102,12 @@ class SimulatedSink:
     def __init__(
         self, spec: SinkSpec, distribution: Distribution, random: Random, offset_times: OffsetTimes
     ) -> None:
+        self.spec = spec
         self.name = spec.name
         self.counts = SinkCounts()
         self.next_offset = 0
         """The offset after the last applied row."""
         self._distribution, self._random, self._offset_times = distribution, random, offset_times
-        self._faults = spec.faults
         self._rejections = _Rejections(random)
         self._was_reopened = False
         self._now: Callable[[], float]
@@ -103,7 +120,7 @@ class SimulatedSink:
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Sleep for the drawn time, then count the rows, or fail as planned."""
         started_at = self._now()
-        events = [event for event in self._faults if event.covers(started_at)] if self._faults else ()
+        events = [event for event in self.spec.faults if event.covers(started_at)]
         counts = [delivery.count for delivery in deliveries]
         size_bytes = sum([delivery.logged.batch.size for delivery in deliveries])
         seconds = self._distribution.draw(self._random, sum(counts), size_bytes)
@@ -121,10 +138,7 @@ class SimulatedSink:
         """Do nothing: there is nothing to close."""
 
     def statistics(self) -> int:
-        """Return the number of applied rows."""
-        return self.counts.applied
-
-    # --- internals
+        return self.counts.lag.count
 
     def _apply_fault(self, event: Event, deliveries: Sequence[Delivery], now: float) -> None:
         """Fail, or reject a delta, as the event says. Raises TryAgain, RejectDelta."""
@@ -145,11 +159,12 @@ class SimulatedSink:
             delivery.first_offset if delivery.rows is None else delivery.first_offset + int(delivery.rows[0])
         )
         if first < self.next_offset and not self._was_reopened:
-            self.counts.note_redelivery(is_duplicate=delivery.next_offset <= self.next_offset)
+            is_duplicate = delivery.next_offset <= self.next_offset
+            self.counts.duplicates += is_duplicate
+            self.counts.out_of_order += not is_duplicate
         self.next_offset = max(self.next_offset, delivery.next_offset)
         appended_at = self._offset_times.at(delivery.first_offset)
-        lag_s = 0.0 if appended_at is None else max(now - appended_at, 0.0)
-        self.counts.note_applied(count, lag_s)
+        self.counts.lag.add(0.0 if appended_at is None else max(now - appended_at, 0.0), count)
 
     def _note_applied_below(self, deliveries: Sequence[Delivery], offset: int, now: float) -> None:
         """Note that the rows before `offset`, the rejected one, are applied."""
@@ -165,7 +180,45 @@ class SimulatedSink:
             return
 
 
-if TYPE_CHECKING:
+class PersistentSink:
+    """A sink that counts its rows: those that had an effect, and those that it already had."""
 
-    def _conforms(sink: SimulatedSink) -> Sink:
-        return sink
+    def __init__(self, inner: SimulatedSink) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.new_row_count = self.duplicate_count = 0
+        self._next_offset = 0
+
+    async def open(self, context: SinkContext) -> None:
+        await self.inner.open(context)
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Apply the deliveries with the inner sink, and count the new rows."""
+        try:
+            await self.inner.apply(deliveries)
+        except RejectDelta as rejection:
+            self._count(deliveries, rejection.offset)
+            raise
+        self._count(deliveries, deliveries[-1].next_offset)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+    def statistics(self) -> int:
+        return self.new_row_count
+
+    def _count(self, deliveries: Sequence[Delivery], end: int) -> None:
+        """Count the rows below `end`, which were applied."""
+        for delivery in deliveries:
+            applied = _rows_below(delivery, end)
+            known = min(_rows_below(delivery, self._next_offset), applied)
+            self.duplicate_count += known
+            self.new_row_count += applied - known
+        self._next_offset = max(self._next_offset, min(end, deliveries[-1].next_offset))
+
+
+def _rows_below(delivery: Delivery, offset: int) -> int:
+    row = min(offset, delivery.next_offset) - delivery.first_offset
+    if delivery.rows is None:
+        return max(row, 0)
+    return int(np.searchsorted(delivery.rows, row))

@@ -1,7 +1,4 @@
-"""The verdict on each promise for a run with one service, from the observations of its parts.
-
-The verdict on a promise that the scenario does not test is None.
-"""
+"""The verdict on each promise for a run with one service; None if the scenario does not test it."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ def _judge_delivery(observed: RunObservation) -> Verdict:
         if feed.state in HALTED_STATES:
             missed = log.next_offset - feed.applied_deltas - feed.skipped - feed.quarantined
             notes.append(_format_halted(feed, log.start_offset, missed))
-        elif feed.applied_offset < log.next_offset or sink.counts.applied != feed.applied_deltas:
+        elif feed.applied_offset < log.next_offset or sink.counts.lag.count != feed.applied_deltas:
             missing.append(
                 f"{sink.name} has applied {feed.applied_offset:,} of {log.next_offset:,} rows: {feed.state}"
             )

@@ -19,8 +19,8 @@ from delta_prop_broker.log.directory import read_times, write_times
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log_clock import ClockJump
 from delta_prop_broker.segments.paths import DIRECTORY
-from delta_prop_simulations.clock import ClockFaults, FaultyClock
 from delta_prop_simulations.disk import SimDisk
+from delta_prop_simulations.machine import ClockFaults, FaultyClock
 from delta_prop_wire.delta import Delta, create
 from tests.delta_prop.commands.support import Command, create_lines
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_simulations.calibration.calibration_file import Calibration
-from delta_prop_simulations.calibration.sink_distribution import distribution_of
+from delta_prop_simulations.calibration.calibration_file import Calibration, distribution_of
 from delta_prop_simulations.commands import dispatch
 from delta_prop_simulations.scenarios.scenario import SinkSpec
 from delta_prop_wire.errors import UsageError

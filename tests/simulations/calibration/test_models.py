@@ -11,11 +11,10 @@ import pytest
 from delta_prop.testing.world import VirtualClock
 from delta_prop_simulations.calibration import index, storage, subscriber
 from delta_prop_simulations.calibration.busy_loop import BusyTime
-from delta_prop_simulations.calibration.comparison import compare, format_table
 from delta_prop_simulations.calibration.distributions import Distribution
 from delta_prop_simulations.calibration.driving import Observation, Rig, Stopwatch
 from delta_prop_simulations.calibration.models import Draws, contention_by_size
-from delta_prop_simulations.calibration.rounds import Figures, Round
+from delta_prop_simulations.calibration.rounds import Figures, Round, compare, format_table
 from delta_prop_simulations.rng import Random, Seed
 
 if TYPE_CHECKING:

@@ -9,11 +9,9 @@ import anyio.lowlevel
 import pytest
 
 from delta_prop.testing import VirtualNetwork, run_virtual
-from delta_prop_simulations.chaos.host import Host
-from delta_prop_simulations.clock import ClockFaults
-from delta_prop_simulations.machine import Machine
+from delta_prop_simulations.chaos.node import Host
+from delta_prop_simulations.machine import ClockFaults, Machine, ThreadFaults
 from delta_prop_simulations.rng import Seed
-from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_simulations.trace import Trace
 
 if TYPE_CHECKING:

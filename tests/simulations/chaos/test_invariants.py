@@ -22,6 +22,7 @@ from delta_prop_simulations.chaos.invariants import (
 )
 from delta_prop_simulations.chaos.log_history import LogHistory
 from delta_prop_simulations.chaos.oracle import Oracle
+from delta_prop_simulations.chaos.plan import WriterPlan
 from delta_prop_simulations.chaos.sinks import ModelSink, SinkFaults
 from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_simulations.chaos.workload import Writer
@@ -119,9 +120,8 @@ class Node:
 def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
     async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
         history, node = ClientHistory(), Node(p, sink)
-        writer = Writer(
-            "w", Random(2), history, node="n", deltas=100, burst=5, gap_s=0.01, level=None, poison=0.1
-        )
+        plan = WriterPlan("w", "n", embedded=True, deltas=100, burst=5, gap_s=0.01, poison=0.1)
+        writer = Writer(plan, Random(2), history)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(writer.run_embedded, p)
             for _ in range(500):
@@ -207,7 +207,8 @@ def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: s
 def test_log_differing_from_appended_batches_is_found() -> None:
     async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
         history, node = ClientHistory(), Node(p, sink)
-        writer = Writer("w", Random(2), history, node="n", deltas=20, burst=5, gap_s=0.01, level=None)
+        plan = WriterPlan("w", "n", embedded=True, deltas=20, burst=5, gap_s=0.01)
+        writer = Writer(plan, Random(2), history)
         await writer.run_embedded(p)
         await anyio.sleep(5)
         log_history = oracle.histories["n"]

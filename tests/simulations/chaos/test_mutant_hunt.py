@@ -6,10 +6,16 @@ import json
 
 import pytest
 
-from delta_prop_simulations.chaos.mutants import MUTANTS
-from delta_prop_simulations.chaos.mutants.hunt import SEEDS_MAX, Hunt, hunt
+from delta_prop_simulations.chaos.mutants.catalogue import MUTANTS
 from delta_prop_simulations.commands import dispatch
-from delta_prop_simulations.commands.mutants import format_table, join_hunts, select_mutants
+from delta_prop_simulations.commands.mutants import (
+    SEEDS_MAX,
+    Hunt,
+    format_table,
+    hunt,
+    join_hunts,
+    select_mutants,
+)
 from delta_prop_wire.errors import UsageError
 
 QUICK_SEEDS = 20

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from delta_prop_simulations.chaos.mutants import MUTANTS, apply_mutant
-from delta_prop_simulations.chaos.mutants.mutant import CallCounter, Mutant, edit, getter, mutate
+from delta_prop_simulations.chaos.mutants.catalogue import MUTANTS
+from delta_prop_simulations.chaos.mutants.mutant import (
+    CallCounter,
+    Mutant,
+    apply_mutant,
+    edit,
+    getter,
+    mutate,
+)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -56,7 +63,7 @@ class _Subject(_Base):
 def test_mutated_code_runs_only_while_mutant_is_applied() -> None:
     subject = _Subject()
     bound_method = subject.base
-    mutant = Mutant("two-more", "it adds two", "it adds one", (edit(_Subject.base, ("+ 1", "+ 2")),))
+    mutant = Mutant("two-more", "it adds two", "it adds one", edit(_Subject.base, "+ 1", "+ 2"))
     with apply_mutant(mutant) as calls:
         assert (bound_method(), subject.seven) == (5, 8)
         assert calls.count == 2
@@ -66,7 +73,7 @@ def test_mutated_code_runs_only_while_mutant_is_applied() -> None:
 
 
 def test_mutated_getter_is_restored_after_an_error() -> None:
-    mutant = Mutant("minus", "it takes away", "it adds", (edit(getter(_Subject, "seven"), ("+ 3", "- 3")),))
+    mutant = Mutant("minus", "it takes away", "it adds", edit(getter(_Subject, "seven"), "+ 3", "- 3"))
     with pytest.raises(ZeroDivisionError), apply_mutant(mutant):
         assert 1 // (_Subject().seven - 1)
     assert _Subject().seven == 7
@@ -74,6 +81,6 @@ def test_mutated_getter_is_restored_after_an_error() -> None:
 
 @pytest.mark.parametrize("old_text", ["nowhere", "s"])
 def test_mutant_with_no_unique_match_is_refused(old_text: str) -> None:
-    code_edit = edit(_Subject.base, (old_text, "something else"))
+    code_edit = edit(_Subject.base, old_text, "something else")
     with pytest.raises(LookupError, match="update the mutant"):
         mutate(code_edit, "stale")

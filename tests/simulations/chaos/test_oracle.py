@@ -22,10 +22,10 @@ from delta_prop_simulations.chaos.log_checks import (
 )
 from delta_prop_simulations.chaos.log_history import LogHistory
 from delta_prop_simulations.chaos.oracle import check_log
-from delta_prop_simulations.chaos.readers import Reader, ReadSession
-from delta_prop_simulations.chaos.sinks import DeliveredRow, ModelSink
-from delta_prop_simulations.chaos.store import Fact
+from delta_prop_simulations.chaos.plan import ReaderPlan
+from delta_prop_simulations.chaos.sinks import DeliveredRow, Fact, ModelSink
 from delta_prop_simulations.chaos.violation import CHECKS, Violation
+from delta_prop_simulations.chaos.workload import Reader, ReadSession
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import ABSENT, Delta, Dot, Source, create, delete, scale
@@ -140,7 +140,7 @@ def check_reads(log: LogHistory, *readings: Any, topics: str = "*", group: bool 
     """Check the sessions of a reader, each given as (rows, first, saved_end, start, is_from_start)."""
 
     def check() -> None:
-        reader = Reader("r", node="n", topics=topics, group=group)
+        reader = Reader(ReaderPlan("r", "n", topics=topics, group=group))
         for rows, first, saved_end, start, is_from_start in readings:
             cursor = None if start is None else Cursor(log.log_id, 1, start)
             with_dots = [(row, Dot(A, row + 1)) if isinstance(row, int) else row for row in rows]

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from delta_prop_simulations.chaos.plan import STRIKES, Plan
+from delta_prop_simulations.chaos.plan import STRIKES, Plan, check_plan
 from delta_prop_simulations.chaos.plan_generator import draw
-from delta_prop_simulations.chaos.plan_validation import check_plan
 from delta_prop_wire.errors import UsageError
 
 SEED_COUNT = 300

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_simulations.chaos import plan_shrinker as shrinker_module
+from delta_prop_simulations.chaos import shrink as shrinker_module
 from delta_prop_simulations.chaos.chaos_run import Outcome
 from delta_prop_simulations.chaos.plan import Plan
 from delta_prop_simulations.chaos.plan_generator import draw
-from delta_prop_simulations.chaos.plan_shrinker import is_same_violation, shrink_plan
+from delta_prop_simulations.chaos.shrink import is_same_violation, shrink_plan
 from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_simulations.commands import dispatch
 from delta_prop_simulations.commands import sweep as command

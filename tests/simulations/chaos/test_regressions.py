@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from delta_prop_simulations.chaos.chaos_run import run
-from delta_prop_simulations.chaos.mutants import Mutant, apply_mutant
-from delta_prop_simulations.chaos.regressions import DESCRIPTIONS, SEEDS, plan_of
-from delta_prop_simulations.chaos.regressions.reverted_fixes import REVERTED_FIXES
+from delta_prop_simulations.chaos.mutants.mutant import Mutant, apply_mutant
+from delta_prop_simulations.chaos.regressions import DESCRIPTIONS, REVERTED_FIXES, SEEDS, plan_of
 
 SEEDS_MAX = 100
 """Maximum seeds per plan: a strike must hit the right moment, which changes of the code shift."""

@@ -11,8 +11,7 @@ import pytest
 
 from delta_prop import Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
-from delta_prop_simulations.chaos.sinks import KINDS, ModelSink, SinkFaults
-from delta_prop_simulations.chaos.store import Fact, Facts
+from delta_prop_simulations.chaos.sinks import KINDS, Fact, Facts, ModelSink, SinkFaults
 from delta_prop_simulations.chaos.violation import CHECKS, Violation, require
 from delta_prop_sinks import check_sink
 from delta_prop_sinks.sink import Delivery, RejectDelta, TryAgain

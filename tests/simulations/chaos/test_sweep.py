@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 
 from delta_prop.cli import main
-from delta_prop_simulations.chaos import sweep as sweep_module
 from delta_prop_simulations.chaos.chaos_run import Outcome
 from delta_prop_simulations.chaos.plan import Plan
 from delta_prop_simulations.chaos.plan_generator import draw
@@ -34,7 +33,6 @@ def fake_outcome(plan: Plan) -> Outcome:
 
 @pytest.fixture
 def fake_runs(monkeypatch) -> None:
-    monkeypatch.setattr(sweep_module, "run", fake_outcome)
     monkeypatch.setattr(command, "run_plan", fake_outcome)
 
 
@@ -90,7 +88,7 @@ def test_interrupted_sweep_prints_violations_found_so_far(
     ending, status, fake_runs, capsys, monkeypatch
 ) -> None:
     def interrupted(first: int, count: int, jobs: int):
-        yield sweep_module.run_seeds(range(4, 6))
+        yield command.run_seeds(range(4, 6))
         raise ending
 
     monkeypatch.setattr(command, "sweep", interrupted)

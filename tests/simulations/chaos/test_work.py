@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from delta_prop.sinks import IndexSink
-from delta_prop_simulations.chaos.work import REFOLDS_MAX, CountedIndex
+from delta_prop_simulations.chaos.sinks import REFOLDS_MAX, CountedIndex
 from delta_prop_sinks.sink import Delivery
 from tests.simulations.chaos.synthetic_histories import B, batch, delta_of, log_of
 

@@ -11,8 +11,8 @@ from delta_prop import LogSettings, Propagator
 from delta_prop.testing import NetworkConditions, run_virtual, virtual_world
 from delta_prop_simulations.chaos.client_history import SUM, ClientHistory, token_of
 from delta_prop_simulations.chaos.log_history import LogHistory
-from delta_prop_simulations.chaos.readers import Reader
-from delta_prop_simulations.chaos.workload import Writer
+from delta_prop_simulations.chaos.plan import ReaderPlan, WriterPlan
+from delta_prop_simulations.chaos.workload import Reader, Writer
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
 from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
@@ -21,10 +21,11 @@ SEEDS = range(4)
 
 
 def make_writer(history: ClientHistory, seed: int, level: AckLevel | None = None) -> Writer:
-    name = f"w{seed}"
-    return Writer(
-        name, Random(seed), history, node="n", deltas=60, burst=5, gap_s=0.02, level=level, poison=0.05
+    level_name = None if level is None else level.name.lower()
+    plan = WriterPlan(
+        f"w{seed}", "n", embedded=False, deltas=60, burst=5, gap_s=0.02, level=level_name, poison=0.05
     )
+    return Writer(plan, Random(seed), history)
 
 
 def offsets_by_token(log_history: LogHistory) -> dict[str, int]:
@@ -97,8 +98,8 @@ def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
     history, log_history = ClientHistory(), LogHistory("n")
     writer = make_writer(history, seed)
     readers = [
-        Reader("all", node="n"),
-        Reader("filtered", node="n", topics="ns:b", group=True, batches=False),
+        Reader(ReaderPlan("all", "n")),
+        Reader(ReaderPlan("filtered", "n", topics="ns:b", group=True, batches=False)),
     ]
 
     async def scenario(site: Site) -> None:
@@ -110,7 +111,7 @@ def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
             while not writer.is_done:
                 run_count += 1
                 with anyio.move_on_after(0.4 if run_count < 5 else 100):
-                    await writer.run_remote(site.world, ADDRESS)
+                    await writer.run(site.world, ADDRESS)
                 site.network.reset()
             await anyio.sleep(5)
             tasks.cancel_scope.cancel()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from delta_prop_simulations.report.axis import linear_axis
-from delta_prop_simulations.report.picture import picture
-from delta_prop_simulations.report.plot import Line, Plot
+from delta_prop_simulations.report.plot import Line, Plot, picture
 from tests.simulations.report.results import NASTY
 
 

@@ -13,9 +13,9 @@ from delta_prop_simulations.chaos.invariants import StepChecker
 from delta_prop_simulations.chaos.violation import Violation, require
 from delta_prop_simulations.scenarios import agreement
 from delta_prop_simulations.scenarios.clients import AckedRows
-from delta_prop_simulations.scenarios.persistent_sink import PersistentSink
 from delta_prop_simulations.scenarios.reading import read_setups
 from delta_prop_simulations.scenarios.run import RunInputs, run
+from delta_prop_simulations.scenarios.sinks import PersistentSink
 from delta_prop_wire.delta import make_origin, producer_id_of
 from tests.simulations.scenarios.test_topology import TWO_MACHINES
 

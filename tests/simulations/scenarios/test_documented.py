@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from delta_prop_simulations.scenarios.reading import EVENT_KEYS, read_setups
+from delta_prop_simulations.scenarios.reading import read_setups, timed_keys
 from delta_prop_simulations.scenarios.scenario import (
     AlternativeSpec,
     Deltas,
@@ -55,7 +55,7 @@ def default(field: Field[Any]) -> Any:
 @pytest.mark.parametrize(("heading", "kind"), TABLES.items(), ids=list(TABLES))
 def test_every_key_is_described_with_its_default(heading: str, kind: type) -> None:
     described = rows(heading)
-    names = {field: key for key, field in EVENT_KEYS.items()} if kind is Event else {}
+    names = {field: key for key, field in timed_keys(Event).items()} if kind is Event else {}
     known = {names.get(field.name, field.name): default(field) for field in fields(kind)}
     if kind in (Scenario, Service):  # keys with a table of their own are described there
         known = {key: value for key, value in known.items() if not isinstance(value, list | dict)}

@@ -6,21 +6,31 @@ from random import Random
 
 import numpy as np
 
-from delta_prop_simulations.scenarios.sinks import LAG_S_MAX, SinkCounts, _Rejections
+from delta_prop_simulations.scenarios.measures import LAG_S_MAX, Histogram, OffsetTimes
+from delta_prop_simulations.scenarios.scenario import SinkSpec
+from delta_prop_simulations.scenarios.sinks import ConfiguredDistribution, SimulatedSink, _Rejections
 from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.delta import Delta, create
 from tests.sinks.support import FakeLog
 
 
 def test_only_rows_within_the_bound_count_as_quick() -> None:
-    counts = SinkCounts()
-    counts.note_applied(3, LAG_S_MAX)
-    counts.note_applied(2, LAG_S_MAX + 0.1)
-    assert (counts.applied, counts.within_1s, counts.lag.count) == (5, 3, 5)
-    counts.note_redelivery(is_duplicate=True)
-    counts.note_redelivery(is_duplicate=False)
-    counts.note_redelivery(is_duplicate=False)
-    assert (counts.duplicates, counts.out_of_order) == (1, 2)
+    lag = Histogram()
+    lag.add(LAG_S_MAX, 3)
+    lag.add(LAG_S_MAX + 0.1, 2)
+    assert (lag.count, lag.within_1s) == (5, 3)
+
+
+def test_redelivery_counts_as_duplicate_or_out_of_order() -> None:
+    log = FakeLog()
+    log.append(*(Delta(f"v{number}", create([1.0])) for number in range(10)))
+    (delivery,) = log.deliveries()
+    spec = SinkSpec("sink")
+    sink = SimulatedSink(spec, ConfiguredDistribution(spec), Random(1), OffsetTimes())
+    for next_offset in (0, 10, 5, 7):
+        sink.next_offset = next_offset
+        sink._note_applied(delivery, 10, 0.0)
+    assert (sink.counts.duplicates, sink.counts.out_of_order) == (1, 2)
 
 
 def test_rejected_rows_have_the_offsets_of_delivered_rows() -> None:

@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_simulations.rng import Seed
-from delta_prop_simulations.scenarios.deltas import DeltaGenerator
-from delta_prop_simulations.scenarios.distributions import ConfiguredDistribution
-from delta_prop_simulations.scenarios.encoded_draft import Template
 from delta_prop_simulations.scenarios.measures import Histogram, OffsetTimes, Timeline
 from delta_prop_simulations.scenarios.scenario import Burst, Day, Deltas, Hot, Mix, SinkSpec, SourceSpec
-from delta_prop_simulations.scenarios.sources import Arrival, arrivals
+from delta_prop_simulations.scenarios.sinks import ConfiguredDistribution
+from delta_prop_simulations.scenarios.sources import Arrival, DeltaGenerator, Template, arrivals
 from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.encode import encode_batch

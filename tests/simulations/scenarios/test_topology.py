@@ -10,7 +10,7 @@ import pytest
 
 from delta_prop_simulations.files import read_shipped
 from delta_prop_simulations.scenarios.reading import read_setups
-from delta_prop_simulations.scenarios.topology import (
+from delta_prop_simulations.scenarios.scenario import (
     Cut,
     CutDirection,
     FaultKind,

@@ -23,24 +23,17 @@ _COUNTER = "__calls_of_a_mutant__"
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """An edit of one function. `changes`: pairs of an old text, which must occur exactly once in it, and a
-    new text.
-    """
+    """An edit of one function. `changes`: pairs of an old text, which occurs exactly once, and a new one."""
 
     function: FunctionType
     changes: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Mutant:
-    """A faulty version of the production code. `what`: the fault; `promise`: the promise that the fault
-    breaks.
-    """
+    """A faulty version of the production code. `what`: the fault; `promise`: the promise that it breaks."""
 
-    name: str
-    what: str
-    promise: str
-    edits: tuple[Edit, ...]
+    def __init__(self, name: str, what: str, promise: str, *edits: Edit) -> None:
+        self.name, self.what, self.promise, self.edits = name, what, promise, edits
 
 
 class CallCounter:
@@ -53,10 +46,10 @@ class CallCounter:
         self.count += 1
 
 
-def edit(function: Callable[..., Any], *changes: tuple[str, str]) -> Edit:
-    """Return the edit of a function, a method or a property's getter."""
+def edit(function: Callable[..., Any], *texts: str) -> Edit:
+    """Return the edit of a function, a method or a property's getter. `texts`: old and new ones in turn."""
     assert isinstance(function, FunctionType), f"{function!r} is not a Python function"
-    return Edit(function, changes)
+    return Edit(function, tuple(zip(texts[::2], texts[1::2], strict=True)))
 
 
 def getter(owner: type, name: str) -> Callable[..., Any]:
@@ -81,7 +74,6 @@ def apply_mutant(mutant: Mutant) -> Iterator[CallCounter]:
 
 
 def mutate(one: Edit, name: str) -> CodeType:
-    """Return the mutated code of a function, which counts its calls."""
     function = one.function
     text = textwrap.dedent(inspect.getsource(function))
     for old, new in one.changes:

@@ -1,12 +1,16 @@
 """Faults that the simulation found in our own code: for each, a description and the plan of a run that
 failed.
 
-A plan is a JSON file beside this module, which `sweep --plan` also accepts. If the fix is reverted
-(`reverted_fixes.py`), the plan's run fails again. Some plans are shrunk, others are as a sweep drew them.
+A plan is a JSON file beside this module, which `sweep --plan` also accepts. If the fix is reverted, the
+plan's run fails again. Some plans are shrunk, others are as a sweep drew them.
 """
 
 from __future__ import annotations
 
+from delta_prop.api.producer import _previous_counter
+from delta_prop.partition.ack_tracker import AckTracker
+from delta_prop_simulations.chaos.mutants.catalogue import MUTANTS
+from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 from delta_prop_simulations.chaos.plan import Plan
 from delta_prop_simulations.files import read_packaged
 
@@ -57,7 +61,32 @@ DESCRIPTIONS = {
 SEEDS = (23, 115, 192, 292, 342, 1_001_235, 1_002_078, 1_003_045, 2_000_817, 3_000_068, 17_000_813)
 """Seeds that failed once. The plan file of each has the plan that the seed drew at that time."""
 
+REVERTED_FIXES = (
+    Mutant(
+        "duplicate-at-a-higher-level",
+        "a duplicate that asks for more than its first copy did waits for a sync that nobody requests",
+        "a duplicate is answered",
+        edit(AckTracker.when_reached, "if level >= AckLevel.DURABLE:", "if False:"),
+    ),
+    Mutant(
+        "gap-filled-in-another-lane",
+        "after a recovery a producer fills numbers that belong to another of its lanes",
+        "a delta that is not acknowledged can be resent",
+        edit(
+            _previous_counter,
+            "return batch.previous if batch.has_gaps else batch.base - 1",
+            "return batch.base - 1",
+        ),
+    ),
+    MUTANTS["watermark-of-a-failed-log"],
+    MUTANTS["doubt-reported-as-refused"],
+    MUTANTS["folded-for-each-batch"],
+    MUTANTS["judged-too-early"],
+)
+"""Mutants that bring a found fault back, so that the plan of the same name fails again. Later fixes prevent
+the faults of the other plans, too.
+"""
+
 
 def plan_of(name: str) -> Plan:
-    """Return the plan of the run that found the fault."""
     return Plan.from_json(read_packaged("delta_prop_simulations.chaos.regressions", f"{name}.json"))
