@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +19,16 @@ class Arguments(argparse.ArgumentParser):
     def __init__(self, bench: str, about: str | None, *, status_1: str = FAILED) -> None:
         statuses = f"exit status: 0; 1: {status_1}; 2: an argument was refused; 130: it was interrupted"
         super().__init__(prog=f"./run bench {bench}", description=about, epilog=statuses)
+
+    def option(
+        self, name: str, parse: Callable[[str], Any], default: Any, about: str, *, metavar: str | None = None
+    ) -> None:
+        """Add an option with a value."""
+        self.add_argument(name, type=parse, default=default, help=about, metavar=metavar)
+
+    def add_only(self, names: Sequence[str], about: str) -> None:
+        """Add the option `--only PART`, which selects some of `names`."""
+        self.option("--only", select_names(names), "", about, metavar="PART")
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with status 2."""

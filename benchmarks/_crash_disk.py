@@ -336,8 +336,7 @@ def report(title: str, totals: dict[str, Totals], skipped: list[str], path: Path
     print(f"{violations} violations: " + ("FAILED" if violations or vacuous else "every answer is true"))
     figures = {name: _to_json(one) for name, one in columns.items()}
     write_json(
-        path,
-        {"title": title, "violations": violations, "vacuous": vacuous, "not run": skipped, **figures},
+        path, {"title": title, "violations": violations, "vacuous": vacuous, "not run": skipped, **figures}
     )
     return 1 if violations or vacuous or not columns else 0
 

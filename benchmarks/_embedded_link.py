@@ -9,54 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._peers_contract import WAIT_S_MAX, Peer
+from benchmarks._peers_ours import Ours
 
 if TYPE_CHECKING:
-    from typing import Self
+    from pathlib import Path
 
 _RECEIVE_BYTES = 256 * 1024
 
 
-class Replica(Peer):
-    """A `delta-prop serve` with default settings, as the target of forwarding."""
+class Replica(Ours):
+    """A server with default settings, as the target of forwarding; with `delay_ms`, over a slow link."""
 
     name = "replica"
 
-    def __init__(self, folder: Path, *, delay_ms: float = 0.0) -> None:
+    def __init__(self, delay_ms: float = 0.0) -> None:
         super().__init__()
-        self._folder, self._delay_ms = folder, delay_ms
+        self._delay_ms = delay_ms
 
-    def __enter__(self) -> Self:
-        serve = ["-m", "delta_prop", "serve", "--data", str(self._folder / "data"), "--read-level", "logged"]
-        try:
-            self.port = self._start_and_read_port("serve", [*serve, "--port", "0", "--http-port", "0"])
-            if self._delay_ms:
-                link = ["-m", "benchmarks._embedded_link", str(self.port), str(self._delay_ms)]
-                self.port = self._start_and_read_port("link", link)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.stop()
-
-    def _start_and_read_port(self, name: str, arguments: list[str]) -> int:
-        """Start a process and return the port that it prints once it is ready."""
-        folder = self._folder / name
-        folder.mkdir(parents=True)
-        process = self.spawn([sys.executable, *arguments], folder)
-        began = time.monotonic()
-        while time.monotonic() < began + WAIT_S_MAX and process.poll() is None:
-            for line in (folder / "output").read_text().splitlines():
-                if line.startswith("ready "):
-                    return int(dict(word.split("=") for word in line.split()[1:])["port"])
-            time.sleep(0.05)
-        raise TimeoutError(f"{name} is not ready: {(folder / 'output').read_text()}")
+    def start(self, folder: Path) -> None:
+        """Start the server, and the link if there is one."""
+        super().start(folder)
+        if self._delay_ms:
+            link_folder = folder / "link"
+            link_folder.mkdir()
+            arguments = ["-m", "benchmarks._embedded_link", str(self.port), str(self._delay_ms)]
+            self.spawn([sys.executable, *arguments], link_folder)
+            self.port = self.wait_ready(link_folder)["port"]
 
 
 async def link(port: int, delay_s: float) -> None:

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from benchmarks._processes import PROCESSES, end_forked, end_on_sigterm, fork
+from benchmarks._processes import PROCESSES, end_forked, end_on_sigterm, fork, send_errors
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
 from delta_prop_broker.log.settings import LogSettings
@@ -205,12 +205,8 @@ def settings_of(holdings: Holdings) -> Settings:
 
 def _run(holdings: Holdings, pipe: Connection) -> None:
     end_on_sigterm()
-    try:
+    with send_errors(pipe, f"{holdings.name}: "):
         anyio.run(_serve, holdings, pipe)
-    except KeyboardInterrupt:
-        return
-    except Exception as error:
-        pipe.send(f"{holdings.name}: {error!r}")
 
 
 async def _serve(holdings: Holdings, pipe: Connection) -> None:

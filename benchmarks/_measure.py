@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -27,7 +27,17 @@ class Figure:
         return cls(statistics.median(rounds), min(rounds), max(rounds))
 
     def __str__(self) -> str:
-        return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
+        return f"{format_number(self.median)} ({format_number(self.low)}-{format_number(self.high)})"
+
+
+def format_number(value: float) -> str:
+    """Format a number: from 1,000 on without decimals, below that with three significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def ratios(values: Iterable[float], references: Iterable[float]) -> list[float]:
+    """Return the ratio of both values of each round."""
+    return [value / reference for value, reference in zip(values, references, strict=True)]
 
 
 def calibration_ns() -> float:
@@ -78,9 +88,4 @@ def write_json(path: Path | str | None, figures: Mapping[str, object]) -> None:
     """Write the figures as JSON, if a path is given."""
     if path is not None:
         with open(path, "w") as file:
-            json.dump(
-                figures,
-                file,
-                indent=2,
-                default=lambda value: value.__dict__ if hasattr(value, "__dict__") else str(value),
-            )
+            json.dump(figures, file, indent=2, default=lambda value: getattr(value, "__dict__", str(value)))

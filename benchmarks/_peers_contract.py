@@ -10,8 +10,10 @@ import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,8 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 from benchmarks._processes import end, ignore_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
+    from typing import Self
 
     from typing_extensions import Buffer
 
@@ -48,6 +51,33 @@ class Publisher(Protocol):
     def finish(self) -> None:
         """End the exchange after the last acknowledgement, and close."""
         ...
+
+
+class EncodedPublisher:
+    """A publisher of a peer with a text protocol, whose messages are encoded one by one."""
+
+    def __init__(
+        self, port: int, encode: Callable[[bytes, int], bytes], count_acks: Callable[[bytes], int]
+    ) -> None:
+        self.acked = 0
+        self._wire = Wire(connect(port))
+        self._encode, self._count_acks = encode, count_acks
+
+    def send(self, payload: bytes, count: int) -> None:
+        """See `Publisher`."""
+        self._wire.send(self._encode(payload, count))
+
+    def take_acks(self, *, wait: bool) -> None:
+        """See `Publisher`."""
+        self.take(self._wire.receive(wait=wait))
+
+    def take(self, received: bytes) -> None:
+        """Count the acknowledgements in these bytes."""
+        self.acked += self._count_acks(received)
+
+    def finish(self) -> None:
+        """See `Publisher`."""
+        self._wire.socket.close()
 
 
 class Consumer(Protocol):
@@ -103,6 +133,16 @@ class Peer:
             end(process)
         self.processes = []
 
+    @contextmanager
+    def running(self, folder: Path | None = None) -> Iterator[Self]:
+        """Start the server, by default in a temporary folder; stop it at the end."""
+        with ExitStack() as exits:
+            temporary = tempfile.TemporaryDirectory(prefix="bench-")
+            folder = folder or Path(exits.enter_context(temporary))
+            exits.callback(self.stop)
+            self.start(folder)
+            yield self
+
     def create(self, topic: str, consumers: int) -> None:
         """Create a topic and `consumers` durable consumers, each of which gets everything."""
         raise NotImplementedError
@@ -142,6 +182,17 @@ class Peer:
             )
             self.processes.append(process)
         return process  # type: ignore[no-any-return]
+
+    def wait_ready(self, folder: Path) -> dict[str, int]:
+        """Wait for the line `ready NAME=PORT …` of the process that was started last; return the ports."""
+        began = time.monotonic()
+        while time.monotonic() < began + WAIT_S_MAX and self.processes[-1].poll() is None:
+            for line in (folder / "output").read_text().splitlines():
+                if line.startswith("ready "):
+                    words = (word.partition("=") for word in line.split()[1:])
+                    return {name: int(value) for name, _, value in words if value.isdecimal()}
+            time.sleep(0.05)
+        raise TimeoutError(f"{self.name} is not ready: {(folder / 'output').read_text()}")
 
     def wait_open(self, folder: Path) -> None:
         """Wait until the port accepts connections."""
@@ -202,8 +253,7 @@ def free_port() -> int:
     """Return a port of this machine on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def cpu_s(process_id: int) -> float:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from benchmarks._peers_calls import raw_calls
-from benchmarks._peers_contract import Consumer, Peer, Publisher, Wire, connect, free_port
+from benchmarks._peers_contract import Consumer, EncodedPublisher, Peer, Publisher, Wire, connect, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,26 +101,17 @@ def message_pattern(size: int) -> re.Pattern[bytes]:
     return re.compile(rb"MSG \S+ \S+ (?:(\S+) )?%d\r\n(.{8}).{%d}\r\n" % (size, size - 8), re.DOTALL)
 
 
-class _Publisher:
+class _Publisher(EncodedPublisher):
     def __init__(self, port: int, topic: bytes) -> None:
-        self.acked = 0
-        self._wire = Wire(connect(port))
-        self._encode = _publish_encoder(topic)
+        super().__init__(port, _publish_encoder(topic), count_acks)
         self._wire.send(_HELLO + b"SUB _r.acks 1\r\n")
         while b"\r\n" not in self._wire.receive():  # INFO, in one piece
             pass
 
-    def send(self, payload: bytes, count: int) -> None:
-        self._wire.send(self._encode(payload, count))
-
-    def take_acks(self, *, wait: bool) -> None:
-        received = self._wire.receive(wait=wait)
-        self.acked += count_acks(received)
+    def take(self, received: bytes) -> None:
+        super().take(received)
         if b"PING\r\n" in received:
             self._wire.send(b"PONG\r\n")
-
-    def finish(self) -> None:
-        self._wire.socket.close()
 
 
 def count_acks(received: bytes) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgpack
 
-from benchmarks._peers_contract import WAIT_S_MAX, Consumer, Peer, Publisher, Wire, connect
+from benchmarks._peers_contract import Consumer, Peer, Publisher, Wire, connect
 from delta_prop.client import Producer
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import decode, encode
@@ -87,30 +87,11 @@ class Ours(Peer):
 
     def start(self, folder: Path) -> None:
         """Start delta-prop serve."""
-        data = str(folder / "data")
-        self.spawn(
-            [
-                *self.command,
-                "--data",
-                data,
-                "--port",
-                "0",
-                "--http-port",
-                "0",
-                "--read-level",
-                self.level.name.lower(),
-            ],
-            folder,
-        )
-        began = time.monotonic()
-        while time.monotonic() < began + WAIT_S_MAX and self.processes[-1].poll() is None:
-            for line in (folder / "output").read_text().splitlines():
-                if line.startswith("ready "):
-                    ports = dict(word.split("=") for word in line.split()[1:])
-                    self.port, self.http_port = int(ports["port"]), int(ports["http"])
-                    return
-            time.sleep(0.05)
-        raise TimeoutError(f"{self.name} is not ready: {(folder / 'output').read_text()}")
+        data, level = str(folder / "data"), self.level.name.lower()
+        ports = ("--port", "0", "--http-port", "0")
+        self.spawn([*self.command, "--data", data, *ports, "--read-level", level], folder)
+        ready = self.wait_ready(folder)
+        self.port, self.http_port = ready["port"], ready["http"]
 
     def create(self, topic: str, consumers: int) -> None:
         """Do nothing: a topic is a namespace, and a group starts with its first member."""

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from benchmarks._peers_calls import raw_calls
-from benchmarks._peers_contract import Consumer, Peer, Publisher, Wire, connect, free_port
+from benchmarks._peers_contract import Consumer, EncodedPublisher, Peer, Publisher, Wire, connect, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class RedisEverySecond(Peer):
 
     def publisher(self, topic: str) -> Publisher:
         """See `Peer`."""
-        return _Publisher(self.port, topic.encode())
+        return EncodedPublisher(self.port, _publish_encoder(topic.encode()), count_acks)
 
     def consumer(self, topic: str, number: int, size: int) -> Consumer:
         """See `Peer`."""
@@ -83,22 +83,6 @@ class RedisAlways(RedisEverySecond):
     name = "Redis always raw"
     durability = "durable"
     sync = "always"
-
-
-class _Publisher:
-    def __init__(self, port: int, topic: bytes) -> None:
-        self.acked = 0
-        self._wire = Wire(connect(port))
-        self._encode = _publish_encoder(topic)
-
-    def send(self, payload: bytes, count: int) -> None:
-        self._wire.send(self._encode(payload, count))
-
-    def take_acks(self, *, wait: bool) -> None:
-        self.acked += count_acks(self._wire.receive(wait=wait))
-
-    def finish(self) -> None:
-        self._wire.socket.close()
 
 
 def count_acks(received: bytes) -> int:

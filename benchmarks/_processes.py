@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerProcess
     from types import FrameType
 
@@ -61,6 +62,34 @@ def fork(work: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     with ignore_interrupts():
         process.start()
     return process
+
+
+def run_forked(work: Callable[..., None], *arguments: Any, timeout_s: float) -> Any:
+    """Run `work` in a process, with a pipe as its last argument; return what it sends.
+
+    Raises RuntimeError if nothing arrives in time, or the process sends a text, which is an error.
+    """
+    parent_pipe, child_pipe = PROCESSES.Pipe()
+    process = fork(work, *arguments, child_pipe)
+    try:
+        result = parent_pipe.recv() if parent_pipe.poll(timeout_s) else f"no result after {timeout_s:.0f} s"
+        process.join(5)
+    finally:
+        end_forked(process)
+    if isinstance(result, str):
+        raise RuntimeError(result)
+    return result
+
+
+@contextmanager
+def send_errors(pipe: Connection, prefix: str = "") -> Iterator[None]:
+    """Send an error of this block to the parent as a text; end the block on an interrupt."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        pipe.send(f"{prefix}{error!r}")
 
 
 def interrupt(frame: FrameType | None) -> None:

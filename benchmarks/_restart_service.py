@@ -85,11 +85,7 @@ class RunOptions:
 
 def settings_of(options: RunOptions) -> Settings:
     """Return settings with capacity for all origins."""
-    return Settings(
-        origins_max=max(100_000, 2 * options.origins),
-        rate_initial=1e9,
-        rate_max=1e9,
-    )
+    return Settings(origins_max=max(100_000, 2 * options.origins), rate_initial=1e9, rate_max=1e9)
 
 
 def log_settings() -> LogSettings:

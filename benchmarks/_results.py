@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._arguments import FAILED, Arguments, bounded_int, writable_file
-from benchmarks._measure import Figure, calibration_ns, table
+from benchmarks._measure import Figure, calibration_ns, format_number, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,14 +129,7 @@ def goal_table(goals: Sequence[dict[str, Any]]) -> str:
 
 def format_figure(figure: dict[str, Any] | None) -> str:
     """Format a figure from JSON as a median with its range."""
-    if figure is None:
-        return "-"
-    return "{} ({}-{})".format(*(format_number(figure[field]) for field in ("median", "low", "high")))
-
-
-def format_number(value: float) -> str:
-    """Format a number: from 1,000 on without decimals, below that with three significant digits."""
-    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+    return "-" if figure is None else str(Figure(figure["median"], figure["low"], figure["high"]))
 
 
 def options_of(
@@ -144,11 +137,11 @@ def options_of(
 ) -> Arguments:
     """Return a parser with the options of every benchmark that writes results."""
     parser = Arguments(bench, about, status_1=status_1)
-    parser.add_argument(
+    parser.option(
         "--rounds",
-        type=bounded_int(rounds_min, 10_000),
-        default=rounds,
-        help=f"interleaved rounds, at least {rounds_min}; default: {rounds}",
+        bounded_int(rounds_min, 10_000),
+        rounds,
+        f"interleaved rounds, at least {rounds_min}; default: {rounds}",
     )
     parser.add_argument("--quick", action="store_true", help="a short run: rough figures")
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the results to FILE")

@@ -1,19 +1,21 @@
-"""Saved results: reading, merging and comparing them."""
+"""Saved results: reading, checking, merging and comparing them. An error names the invalid field."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._results import GATE
-from benchmarks._results_schema import check, verdict_of
+from benchmarks._measure import Figure
+from benchmarks._results import GATE, Goal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 FAR_WORSE = "far worse"
+FORMAT = 1
 Run = dict[str, dict[str, Any]]
 """The results of a run, by benchmark."""
 
@@ -54,13 +56,79 @@ def _read_results(path: Path) -> dict[str, Any] | None:
     if not isinstance(results, dict) or "format" not in results or "bench" not in results:
         return None
     try:
-        check(results)
+        _check(results)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     for goal in results["goals"]:
         # The verdict is computed again, as its wording may have changed since the file was written.
-        goal["verdict"] = verdict_of(goal)
+        goal["verdict"] = _verdict_of(goal)
     return results
+
+
+def _check(results: Mapping[str, Any]) -> None:
+    """Raise ValueError if the results have an invalid field; the error names the first one."""
+    if results["format"] != FORMAT:
+        raise ValueError(f"its format is {results['format']!r}, but this version reads {FORMAT}")
+    for names, is_right, expected in _FIELDS:
+        for name in names:
+            if not is_right(results.get(name)):
+                raise ValueError(f"{name} is not {expected}")
+    for name, figure in results["figures"].items():
+        if not _is_figure(figure) or not _has_value(figure, unit=str, less=bool):
+            raise ValueError(
+                f"figure '{name}' needs the numbers median, low and high, a text unit, a boolean less"
+            )
+    for index, goal in enumerate(results["goals"]):
+        if not _is_goal(goal):
+            raise ValueError(
+                f"goal {index + 1} needs the texts row, what and unit, a boolean less, a number target, and "
+                "moonshot and found, which may be null"
+            )
+    samples = results["more"].get("memory", [])
+    if not _is_list_of(samples, list) or not all(
+        len(one) == 2 and all(map(_is_number, one)) for one in samples
+    ):
+        raise ValueError("more.memory is not a list of pairs of numbers")
+
+
+def _verdict_of(goal: Mapping[str, Any]) -> str:
+    fields = {name: goal[name] for name in ("row", "what", "target", "moonshot", "unit", "less")}
+    return Goal(**fields).verdict(None if goal["found"] is None else Figure(**goal["found"]))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
+
+
+def _has_value(value: Mapping[str, Any], **kinds: type) -> bool:
+    return all(isinstance(value.get(name), kind) for name, kind in kinds.items())
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_number(value.get(name)) for name in ("median", "low", "high"))
+
+
+def _is_goal(value: object) -> bool:
+    if not isinstance(value, dict) or not _has_value(value, row=str, what=str, unit=str, less=bool):
+        return False
+    if not _is_number(value.get("target")) or not {"moonshot", "found"} <= value.keys():
+        return False
+    moonshot, found = value["moonshot"], value["found"]
+    is_found_valid = found is None or (_is_figure(found) and len(found) == 3)
+    return is_found_valid and (moonshot is None or _is_number(moonshot))
+
+
+_FIELDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("bench", "measured_at"), lambda value: isinstance(value, str), "a text"),
+    (("calibration_ns", "load"), _is_number, "a number"),
+    (("tables", "notes", "failures"), lambda value: _is_list_of(value, str), "a list of texts"),
+    (("figures", "more"), lambda value: isinstance(value, dict), "an object"),
+    (("goals",), lambda value: _is_list_of(value, dict), "a list of objects"),
+)
 
 
 def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

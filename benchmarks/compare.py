@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from benchmarks._arguments import Arguments
-from benchmarks._measure import table
-from benchmarks._results import format_figure, format_number
+from benchmarks._measure import format_number, table
+from benchmarks._results import format_figure
 from benchmarks._saved import FAR_WORSE, Change, Run, changes, read
 
 

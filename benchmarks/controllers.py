@@ -34,12 +34,8 @@ _BEGIN, _END = "<!-- measured -->", "<!-- end of measured -->"
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and write if requested; return the exit status."""
     parser = Arguments("controllers", __doc__, status_1="never")
-    parser.add_argument(
-        "--seeds", type=bounded_int(1, 1_000), default=5, help="runs of each alternative; default: 5"
-    )
-    parser.add_argument(
-        "--duration", type=bounded_float(1, 3_600), default=60.0, help="virtual seconds; default: 60"
-    )
+    parser.option("--seeds", bounded_int(1, 1_000), 5, "runs of each alternative; default: 5")
+    parser.option("--duration", bounded_float(1, 3_600), 60.0, "virtual seconds; default: 60")
     parser.add_argument("--write", action="store_true", help="write the table and the pictures to docs/")
     options = parser.parse_args(arguments)
     logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the table has all results

@@ -42,35 +42,16 @@ SERVICE_ONLY, TABLE, COMMAND = "service", "service and SQLite", "command"
 
 def main(arguments: list[str] | None = None) -> int:
     """Kill, check, print; return the exit status."""
-    parser = Arguments(
-        "crash", __doc__, status_1="an answer was false, or a start took too long; 77: nothing could be run"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=bounded_int(1, 1_000_000),
-        default=50,
-        help="number of kills, or of disk failures",
-    )
-    parser.add_argument("--quick", action="store_true", help="a short run: up to 6 rounds")
-    parser.add_argument(
-        "--rounds-per-directory",
-        type=bounded_int(1, 1_000_000),
-        default=10,
-        help="number of rounds on one directory, before it is closed cleanly",
-    )
-    parser.add_argument(
-        "--producers", type=bounded_int(1, 1_000), default=4, help="producers of a killed service"
-    )
+    parser = parser_of(
+        "crash", __doc__, 50, "number of kills, or of disk failures", quick_rounds=6,
+        status_1="an answer was false, or a start took too long; 77: nothing could be run",
+    )  # fmt: skip
+    parser.option("--producers", bounded_int(1, 1_000), 4, "producers of a killed service")
     parser.add_argument(
         "--disk-faults", action="store_true", help="make the disk fail instead, under callers of every kind"
     )
-    parser.add_argument("--seed", type=int, help="seed of the random moments; default: a new one each time")
     parser.add_argument("--plant", choices=PLANTED_FAULTS, help="plant a fault that the check must find")
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
-    given = parser.parse_args(arguments)
-    if given.quick:
-        given.rounds, given.rounds_per_directory = min(given.rounds, 6), min(given.rounds_per_directory, 2)
-    seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
+    given, seed = parse_seeded(parser, arguments)
     if given.disk_faults:
         if given.plant is not None:
             parser.error("--plant works with kills only: omit it, or --disk-faults")
@@ -78,6 +59,32 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="delta-prop-crash-") as folder:
         totals = _run(Path(folder), given, random.Random(seed))
     return report(f"kill -9, {given.rounds} rounds, seed {seed}", totals, given.json)
+
+
+def parser_of(
+    bench: str, about: str | None, rounds: int, rounds_about: str, *, quick_rounds: int, status_1: str
+) -> Arguments:
+    """Return a parser with the options of every benchmark that ends processes at random moments."""
+    parser = Arguments(bench, about, status_1=status_1)
+    count = bounded_int(1, 1_000_000)
+    parser.option("--rounds", count, rounds, rounds_about)
+    parser.add_argument("--quick", action="store_true", help=f"a short run: up to {quick_rounds} rounds")
+    parser.set_defaults(quick_rounds=quick_rounds)
+    parser.option(
+        "--rounds-per-directory", count, 10, "number of rounds on one directory, before it is closed cleanly"
+    )
+    parser.option("--seed", int, None, "seed of the random moments; default: a new one each time")
+    parser.option("--json", writable_file, None, "also write the figures to FILE", metavar="FILE")
+    return parser
+
+
+def parse_seeded(parser: Arguments, arguments: list[str] | None) -> tuple[argparse.Namespace, int]:
+    """Return the parsed arguments, with fewer rounds if quick, and the seed to use."""
+    given = parser.parse_args(arguments)
+    if given.quick:
+        given.rounds = min(given.rounds, given.quick_rounds)
+        given.rounds_per_directory = min(given.rounds_per_directory, 2)
+    return given, random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
 
 
 def _run(folder: Path, given: argparse.Namespace, rng: random.Random) -> dict[str, Totals]:

@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks._arguments import bounded_int, select_names
+from benchmarks._arguments import bounded_int
 from benchmarks._growth_service import Holdings, Service
 from benchmarks._measure import table
 from benchmarks._results import Goal, Results, options_of
@@ -42,18 +42,11 @@ KINDS = (Kind.DENSE, Kind.SPARSE)
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; return the exit status."""
     parser = options_of("growth", __doc__, rounds=7)
-    parser.add_argument(
-        "--only",
-        type=select_names([case.name for case in CASES]),
-        default="",
-        metavar="PART",
-        help="only cases whose name contains PART, and the small service",
+    parser.add_only(
+        [case.name for case in CASES], "only cases whose name contains PART, and the small service"
     )
-    parser.add_argument(
-        "--heads",
-        type=bounded_int(0),
-        default=0,
-        help="maximum number of vectors whose last dot is held; 0: the default",
+    parser.option(
+        "--heads", bounded_int(0), 0, "maximum number of vectors whose last dot is held; 0: the default"
     )
     given = parser.parse_args(arguments)
     cases = [case for case in CASES if case.name in (BASE, *given.only)]

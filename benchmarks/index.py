@@ -130,22 +130,18 @@ class Vectors:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; return 1 if a search was stale or recall too low."""
     parser = Arguments("index", __doc__, status_1="a search was stale, or recall@10 was below 0.95")
-    parser.add_argument(
-        "--vectors", type=bounded_int(1_000, 10_000_000), default=100_000, help="vectors of 128 numbers"
-    )
+    parser.option("--vectors", bounded_int(1_000, 10_000_000), 100_000, "vectors of 128 numbers")
     parser.add_argument("--seconds", type=bounded_float(1, 86_400), default=60.0, help="duration of each mix")
-    parser.add_argument(
-        "--rate", type=bounded_int(BATCH, 10_000_000), default=20_000, help="updates a second"
-    )
+    parser.option("--rate", bounded_int(BATCH, 10_000_000), 20_000, "updates a second")
     parser.add_argument(
         "--quick", action="store_true", help="a short run: up to 10,000 vectors, up to 5 seconds"
     )
     parser.add_argument("--mix", choices=list(MIXES), action="append", help="only this one (may be repeated)")
-    parser.add_argument(
+    parser.option(
         "--unindexed-rows-max",
-        type=bounded_int(2 * BATCH),
-        default=Hnsw().unindexed_rows_max,
-        help="bound of rows that wait to be indexed",
+        bounded_int(2 * BATCH),
+        Hnsw().unindexed_rows_max,
+        "bound of rows that wait to be indexed",
     )
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)

@@ -89,21 +89,9 @@ _WAIT_S = 60.0
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write. Return 1 if a target is missed by far."""
     parser = options_of("log", __doc__, rounds=5)
-    parser.add_argument(
-        "--mib",
-        type=bounded_int(IN_FLIGHT_BYTES // MIB, 100_000),
-        default=48,
-        help="MiB that each round publishes",
-    )
-    parser.add_argument(
-        "--acks",
-        type=bounded_int(10, 1_000_000),
-        default=200,
-        help="acknowledgements per round, one at a time",
-    )
-    parser.add_argument(
-        "--directory", type=writable_directory, metavar="DIR", help="measure the disk that DIR is on"
-    )
+    parser.option("--mib", bounded_int(IN_FLIGHT_BYTES // MIB, 100_000), 48, "MiB that each round publishes")
+    parser.option("--acks", bounded_int(10, 1_000_000), 200, "acknowledgements per round, one at a time")
+    parser.option("--directory", writable_directory, None, "measure the disk that DIR is on", metavar="DIR")
     given = parser.parse_args(arguments)
     mib, acks = (min(given.mib, 12), min(given.acks, 50)) if given.quick else (given.mib, given.acks)
     rounds: dict[str, list[Round]] = {FULL: [], SPARSE: []}

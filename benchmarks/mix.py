@@ -1,33 +1,117 @@
-"""Measures the cost of mixed traffic: ten namespaces and four operations, against one
-namespace and one operation.
+"""Measures the cost of mixed traffic: ten namespaces and four operations, against one of each.
 
 Deltas go through `delta-prop serve` (from publish to receive, one consumer of everything, wall time), and
 through an embedded service (log in a directory, one sink that takes everything, CPU time). All rows have 16
-numbers, or 8 with their indices.
+numbers, or 8 with their indices. By row: each delta of a batch differs from its predecessor in namespace or
+operation. By batch: a batch has one namespace and one operation, and the next batch differs in one of them.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import anyio
+import numpy as np
 
 from benchmarks._growth_service import CountingSink
-from benchmarks._measure import table
-from benchmarks._mixes import BY_BATCH, BY_ROW, ONE_KIND, OursWithTraffic, Traffic
-from benchmarks._peers_ours import Ours, with_counter
+from benchmarks._measure import ratios, table
+from benchmarks._peers_ours import Ours, RawConsumer, RawPublisher, number_frame, with_counter
 from benchmarks._peers_scenes import Scene, measure
-from benchmarks._results import Goal, Results, format_figure, options_of
+from benchmarks._results import Goal, Results, options_of
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
 from delta_prop.client import SyncProducer
 from delta_prop_wire.codec import encode
-from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_of
+from delta_prop_wire.delta import (
+    AckLevel,
+    Delta,
+    Kind,
+    Priority,
+    dense,
+    make_origin,
+    opaque,
+    producer_id_of,
+    sparse,
+    sparse_add,
+)
+from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import BatchFrame
+from delta_prop_wire.topics import ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks._peers_contract import Consumer, Publisher
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.frames import OriginGrant
+    from delta_prop_wire.topics import Topic
+
+DIMENSION, CHANGED = 16, 8
+KEYS = 1_000
+"""Vectors of all namespaces together."""
+NAMESPACES = 10
+TEMPLATES = 40
+"""Batches of one traffic, which are published in turn."""
+_INDICES = np.arange(CHANGED, dtype=np.uint32) * 2
+_NUMBERS = np.arange(DIMENSION, dtype=np.float32) / 8
+OPERATIONS = {
+    Kind.DENSE: dense(_NUMBERS),
+    Kind.SPARSE: sparse(_INDICES, _NUMBERS[:CHANGED]),
+    Kind.SPARSE_ADD: sparse_add(_INDICES, _NUMBERS[:CHANGED]),
+    Kind.OPAQUE: opaque(_NUMBERS.tobytes()),
+}
+KINDS = tuple(OPERATIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Deltas of these kinds, in `namespaces` namespaces. `by_row`: kind and namespace change from row to row,
+    else from batch to batch.
+    """
+
+    name: str
+    namespaces: int
+    kinds: tuple[Kind, ...]
+    by_row: bool = False
+
+    def batches(self, topic: str, rows: int, origin: int, level: AckLevel, epoch: int) -> Iterator[Batch]:
+        """Yield `TEMPLATES` batches of `rows` rows, which use every namespace and kind.
+
+        Each starts at counter 1.
+        """
+        rng = random.Random(rows)
+        for number in range(TEMPLATES):
+            deltas = [
+                self._delta(topic, number * rows + row if self.by_row else number, rng) for row in range(rows)
+            ]
+            yield encode_batch(deltas, origin=origin, base=1, epoch=epoch, ack_level=level)
+
+    def create_deltas(self, topic: str) -> list[Delta]:
+        """Return the deltas that create the vectors."""
+        return [
+            Delta(f"key-{key}", dense(_NUMBERS), namespace=f"{topic}-{namespace_number}")
+            for namespace_number in range(self.namespaces)
+            for key in range(KEYS // self.namespaces)
+        ]
+
+    def _delta(self, topic: str, turn: int, rng: random.Random) -> Delta:
+        kind = self.kinds[turn % len(self.kinds)]
+        namespace_number = turn // len(self.kinds) % self.namespaces
+        key = rng.randrange(KEYS // self.namespaces)
+        name = f"fact-{key}" if kind is Kind.OPAQUE else f"key-{key}"
+        return Delta(name, OPERATIONS[kind], namespace=f"{topic}-{namespace_number}")
+
+
+ONE_KIND = tuple(Traffic(f"one namespace, {kind.name.lower()}", 1, (kind,)) for kind in KINDS)
+BY_BATCH = Traffic(f"{NAMESPACES} namespaces, {len(KINDS)} operations, by batch", NAMESPACES, KINDS)
+BY_ROW = Traffic(f"{NAMESPACES} namespaces, {len(KINDS)} operations, by row", NAMESPACES, KINDS, by_row=True)
+
 
 TRAFFICS = (*ONE_KIND, BY_BATCH, BY_ROW)
 ROWS = 100
@@ -41,17 +125,12 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = 0.6 if given.quick else 1.5
     rates: dict[tuple[str, str], list[float]] = {}
     lost = 0
-    with tempfile.TemporaryDirectory(prefix="mix-") as folder:
-        server = Ours()
-        try:
-            server.start(Path(folder))
-            for turn in range(given.rounds):
-                for traffic in TRAFFICS:
-                    rate, missing = measure_server(server, traffic, f"m{turn}", seconds)
-                    rates.setdefault((SERVER, traffic.name), []).append(rate)
-                    lost += missing
-        finally:
-            server.stop()
+    with Ours().running() as server:
+        for turn in range(given.rounds):
+            for traffic in TRAFFICS:
+                rate, missing = measure_server(server, traffic, f"m{turn}", seconds)
+                rates.setdefault((SERVER, traffic.name), []).append(rate)
+                lost += missing
     for turn in range(given.rounds):
         for traffic in TRAFFICS:
             rate = anyio.run(measure_embedded, traffic, 20_000 if given.quick else 60_000)
@@ -63,9 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
 def measure_server(server: Ours, traffic: Traffic, topic: str, seconds: float) -> tuple[float, int]:
     """Return the deltas per second until the consumer has the last one, and the number of lost deltas."""
     topic = f"{topic}{TRAFFICS.index(traffic)}"
-    with SyncProducer(
-        f"127.0.0.1:{server.port}", name=f"first-{topic}", ack_level=AckLevel.LOGGED
-    ) as producer:
+    address = f"127.0.0.1:{server.port}"
+    with SyncProducer(address, name=f"first-{topic}", ack_level=AckLevel.LOGGED) as producer:
         for delta in traffic.create_deltas(topic):
             producer.offer(delta)
     scene = Scene(traffic.name, consumers=1, batch=ROWS, seconds_max=seconds)
@@ -103,27 +181,82 @@ async def measure_embedded(traffic: Traffic, delta_count: int) -> float:
             return count * ROWS / (time.process_time() - began)
 
 
+class OursWithTraffic(Ours):
+    """A running server, with clients of one traffic."""
+
+    def __init__(self, server: Ours, traffic: Traffic) -> None:
+        super().__init__()
+        self.traffic = traffic
+        self.port, self.http_port, self.processes = server.port, server.http_port, server.processes
+
+    def publisher(self, topic: str) -> Publisher:
+        """See `Peer`."""
+        return _Publisher(self.port, topic, self.level, self.traffic)
+
+    def consumer(self, topic: str, number: int, size: int) -> Consumer:
+        """See `Peer`. The consumer takes every topic."""
+        return _Consumer(self.port, topic, f"{topic}-{number}", size)
+
+
+class _Frames:
+    """Frames made from encoded batches."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._templates = [encode(BatchFrame(1, batch, ack_wanted=True)) for batch in batches]
+        self._turn = 0
+
+    def frame(self, counter: int, payloads: bytes) -> bytearray:
+        """See `FrameMaker`. The batch is encoded already, so `payloads` is not used."""
+        frame = bytearray(self._templates[self._turn])
+        self._turn = (self._turn + 1) % TEMPLATES
+        number_frame(frame, counter)
+        return frame
+
+
+class _Publisher(RawPublisher):
+    def __init__(self, port: int, topic: str, level: AckLevel, traffic: Traffic) -> None:
+        super().__init__(port, topic, level)
+        self._traffic = traffic
+
+    def frames_of(self, topic: str, grant: OriginGrant, level: AckLevel, shape: tuple[int, int]) -> _Frames:
+        """Return frames of the traffic; of `shape` only the number of rows is used."""
+        return _Frames(self._traffic.batches(topic, shape[0], grant.origin, level, grant.epoch))
+
+
+class _Consumer(RawConsumer):
+    def topic_of(self, topic: str) -> Topic:
+        """Return the topic of everything."""
+        return ALL
+
+    def stamps_of(self, batch: Batch, size: int, counter: int) -> bytes:
+        """Check the rows by their counters; return zeros, as they carry no times."""
+        if batch.base != counter:
+            raise RuntimeError(f"delta-prop: a batch from {batch.base}, expected {counter}")
+        return bytes(8 * batch.count)
+
+
+# --- results
+
+
 def _report(rates: dict[tuple[str, str], list[float]], lost: int) -> Results:
     results = Results("mix")
     rows = []
     for setup in (SERVER, EMBEDDED):
         unit = "deltas/s" if setup == SERVER else "deltas a CPU s"
-        singles = [
-            statistics.fmean(rates_of_round)
-            for rates_of_round in zip(*(rates[setup, kind.name] for kind in ONE_KIND), strict=True)
-        ]
+        singles = zip(*(rates[setup, kind.name] for kind in ONE_KIND), strict=True)
+        references = list(map(statistics.fmean, singles))
         for traffic in TRAFFICS:
             traffic_rates = rates[setup, traffic.name]
-            shares = [rate / single for rate, single in zip(traffic_rates, singles, strict=True)]
-            results.add_figure(f"{setup}: {traffic.name}", traffic_rates, unit)
-            share = results.add_figure(f"{setup}: {traffic.name}: of one of each", shares, "×")
-            figure = results.figures[f"{setup}: {traffic.name}"]
-            rows.append((f"{setup}: {traffic.name}", format_figure(figure), f"{share.median:.2f}"))
+            shares = ratios(traffic_rates, references)
+            name = f"{setup}: {traffic.name}"
+            figure = results.add_figure(name, traffic_rates, unit)
+            share = results.add_figure(f"{name}: of unmixed traffic", shares, "×")
+            rows.append((name, figure, f"{share.median:.2f}"))
             if traffic in (BY_BATCH, BY_ROW):
-                results.add_goal(Goal("16", f"{setup}: {traffic.name}, of one of each", 0.5, 0.8), shares)
-    header = ("", "deltas/s (in process: a CPU second)", "of one of each")
+                results.add_goal(Goal("16", f"{name}, of unmixed traffic", 0.5, 0.8), shares)
+    header = ("", "deltas/s (in process: a CPU second)", "of unmixed traffic")
     results.tables.append(table(f"mixtures, {ROWS} deltas a batch", header, rows))
-    results.notes.append("one of each: the mean of the four operations alone, in the same round")
+    results.notes.append("unmixed traffic: the mean of the four operations alone, in the same round")
     if lost:
         results.failures.append(f"{lost} deltas were lost")
     return results

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 from benchmarks._arguments import bounded_float, bounded_int, select_names, writable_directory
 from benchmarks._limits import limits_mb_s
-from benchmarks._measure import Figure, table
+from benchmarks._measure import Figure, format_number, table
 from benchmarks._peers_goals import IDLE, OURS, RATE, SCENES, Limits, Rounds, judge, peers_for
 from benchmarks._peers_nats import JetStream
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_redis import RedisAlways, RedisEverySecond
 from benchmarks._peers_scenes import Measurement, Scene, measure
-from benchmarks._results import Results, format_figure, format_number, options_of
+from benchmarks._results import Results, format_figure, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,34 +73,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = options_of("peers", __doc__, rounds=5)
-    parser.add_argument(
-        "--peers", type=_peer_names, default=",".join(PEERS), help=f"some of {', '.join(PEERS)}"
-    )
-    parser.add_argument(
+    parser.option("--peers", _peer_names, ",".join(PEERS), f"some of {', '.join(PEERS)}")
+    parser.option(
         "--scenes",
-        type=select_names([scene.name for scene in SCENES]),
-        default="",
+        select_names([scene.name for scene in SCENES]),
+        "",
+        "only scenes whose name contains one of PARTS",
         metavar="PARTS",
-        help="only scenes whose name contains one of PARTS",
     )
-    parser.add_argument(
-        "--seconds",
-        type=bounded_float(0.01, 3_600),
-        default=1.5,
-        help="maximum seconds that a measurement publishes",
+    parser.option(
+        "--seconds", bounded_float(0.01, 3_600), 1.5, "maximum seconds that a measurement publishes"
     )
-    parser.add_argument(
-        "--size", type=bounded_int(8, 65_536), default=128, help="bytes of a payload, a multiple of 8"
-    )
+    parser.option("--size", bounded_int(8, 65_536), 128, "bytes of a payload, a multiple of 8")
     parser.add_argument(
         "--all", action="store_true", help="measure every scene with every peer, even without a goal"
     )
     parser.add_argument("--no-limits", action="store_true", help="skip the machine's limits")
-    parser.add_argument(
+    parser.option(
         "--directory",
-        type=writable_directory,
+        writable_directory,
+        None,
+        "store the servers' data on the disk that DIR is on",
         metavar="DIR",
-        help="store the servers' data on the disk that DIR is on",
     )
     given = parser.parse_args(arguments)
     if given.size % 8:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import anyio
 
-from benchmarks._arguments import bounded_float, select_names
+from benchmarks._arguments import bounded_float
 from benchmarks._embedded import DIMENSION, KEYS, NUMBERS, UNINDEXED_ROWS_MAX, Bench, CallTimings, bare_rate
 from benchmarks._embedded_link import Replica
 from benchmarks._measure import Figure, percentile, table
@@ -73,18 +73,9 @@ LEVELS = (AckLevel.LOGGED, AckLevel.DURABLE)
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; return the exit status."""
     parser = options_of("pipeline", __doc__, rounds=5, rounds_min=5)
-    parser.add_argument(
-        "--seconds",
-        type=bounded_float(0.001, 3_600),
-        default=0.25,
-        help="duration of each measurement in a round",
-    )
-    parser.add_argument(
-        "--only",
-        type=select_names([scene.name for scene in SCENES]),
-        default="",
-        metavar="PART",
-        help="the scene of this name, or all scenes whose name contains PART",
+    parser.option("--seconds", bounded_float(0.001, 3_600), 0.25, "duration of each measurement in a round")
+    parser.add_only(
+        [scene.name for scene in SCENES], "the scene of this name, or all scenes whose name contains PART"
     )
     parser.add_argument("--uvloop", action="store_true", help="run on uvloop, which must be installed")
     given = parser.parse_args(arguments)
@@ -176,7 +167,8 @@ def _make_bench(name: str, folder: Path, stack: ExitStack) -> Bench:
     sinks, replica = BENCHES[name], None
     if sinks[-1].endswith("replica"):
         delay_ms = DELAY_MS if sinks[-1].startswith("far") else 0.0
-        port = stack.enter_context(Replica(folder / name, delay_ms=delay_ms)).port
+        (folder / name).mkdir()
+        port = stack.enter_context(Replica(delay_ms).running(folder / name)).port
         sinks, replica = sinks[:-1], f"127.0.0.1:{port}"
     return Bench(*sinks, replica=replica)
 

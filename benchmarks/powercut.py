@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._arguments import Arguments, bounded_float, bounded_int, writable_file
+from benchmarks._arguments import bounded_float
 from benchmarks._crash_rounds import START_SHARE, CrashRun, DirectoryOptions, Totals
 from benchmarks._images import FILE_SYSTEMS, UnusableError, check_usable, mount_image
-from benchmarks.crash import report
+from benchmarks.crash import parse_seeded, parser_of, report
 
 if TYPE_CHECKING:
     from benchmarks._images import Image
@@ -38,33 +38,15 @@ _SKIPPED = 77
 def main(arguments: list[str] | None = None) -> int:
     """Cut, check, print. Return 77 if nothing could be run."""
     failed = "an answer was false, a start took too long, or the cuts had no effect"
-    parser = Arguments("powercut", __doc__, status_1=f"{failed}; {_SKIPPED}: nothing could be run")
-    parser.add_argument(
-        "--rounds",
-        type=bounded_int(1, 1_000_000),
-        default=40,
-        help="number of cuts on all file systems together",
-    )
-    parser.add_argument("--quick", action="store_true", help="a short run: up to 4 cuts")
-    parser.add_argument(
-        "--rounds-per-directory",
-        type=bounded_int(1, 1_000_000),
-        default=10,
-        help="number of cuts on one directory, before it is closed cleanly",
-    )
-    parser.add_argument(
-        "--minutes",
-        type=bounded_float(0.01, 10_000),
-        default=30.0,
-        help="make no further cut after this many minutes",
+    parser = parser_of(
+        "powercut", __doc__, 40, "number of cuts on all file systems together", quick_rounds=4,
+        status_1=f"{failed}; {_SKIPPED}: nothing could be run",
+    )  # fmt: skip
+    parser.option(
+        "--minutes", bounded_float(0.01, 10_000), 30.0, "make no further cut after this many minutes"
     )
     parser.add_argument("--fs", choices=FILE_SYSTEMS, help="only this file system")
-    parser.add_argument("--seed", type=int, help="seed of the random moments; default: a new one each time")
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
-    given = parser.parse_args(arguments)
-    if given.quick:
-        given.rounds, given.rounds_per_directory = min(given.rounds, 4), min(given.rounds_per_directory, 2)
-    seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
+    given, seed = parse_seeded(parser, arguments)
     usable = []
     for kind in [given.fs] if given.fs else FILE_SYSTEMS:
         try:

@@ -19,16 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._arguments import Arguments, created_directory, writable_file
 from benchmarks._bars import Bar, bars
+from benchmarks._measure import format_number
 from benchmarks._processes import end, ignore_interrupts
-from benchmarks._results import (
-    FAR_BEYOND,
-    FAR_SHORT,
-    NOT_MEASURED,
-    REACHED,
-    SHORT,
-    format_figure,
-    format_number,
-)
+from benchmarks._results import FAR_BEYOND, FAR_SHORT, NOT_MEASURED, REACHED, SHORT, format_figure
 from benchmarks._saved import Run, read
 from delta_prop.spark.java import find_missing
 from delta_prop_simulations.report.axis import linear_axis
@@ -57,17 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run or read, write the page. Return 1 if a benchmark failed."""
     parser = Arguments("report", __doc__, status_1="a benchmark failed, or found a goal far short")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="read the results in DIR")
-    parser.add_argument(
-        "--keep", type=created_directory, metavar="DIR", help="store the benchmarks' results in DIR"
-    )
+    parser.option("--keep", created_directory, None, "store the benchmarks' results in DIR", metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="run all of them with --quick")
-    parser.add_argument(
-        "--to",
-        type=writable_file,
-        metavar="FILE",
-        default=PAGE,
-        help="the page; default: docs/performance.md",
-    )
+    parser.option("--to", writable_file, PAGE, "the page; default: docs/performance.md", metavar="FILE")
     given = parser.parse_args(arguments)
     failed: list[str] = []
     if given.source is None:

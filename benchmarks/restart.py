@@ -76,30 +76,20 @@ def main(arguments: list[str] | None = None) -> int:
 def make_parser() -> Arguments:
     """Return the parser of the command line."""
     parser = options_of("restart", __doc__, rounds=2, status_1=_FAILED)
-    parser.add_argument(
-        "--vectors",
-        type=bounded_int(0, 100_000_000),
-        default=10_000_000,
-        help="0: skip that directory; default: 10 million",
+    parser.option(
+        "--vectors", bounded_int(0, 100_000_000), 10_000_000, "0: skip that directory; default: 10 million"
     )
-    parser.add_argument(
-        "--origins", type=bounded_int(LANES, 1_000_000), default=10_000, help="default: 10,000"
-    )
-    parser.add_argument(
-        "--changes", type=bounded_int(0), default=100_000, help="vectors that each start rewrites"
-    )
-    parser.add_argument(
-        "--starts", type=bounded_int(0, 10_000), default=20, help="starts on the plain log; 0: skip it"
-    )
+    parser.option("--origins", bounded_int(LANES, 1_000_000), 10_000, "default: 10,000")
+    parser.option("--changes", bounded_int(0), 100_000, "vectors that each start rewrites")
+    parser.option("--starts", bounded_int(0, 10_000), 20, "starts on the plain log; 0: skip it")
     parser.add_argument("--mib", type=bounded_int(1, 1_000_000), default=1024, help="MiB of the plain log")
-    parser.add_argument(
-        "--directory", type=writable_directory, metavar="DIR", help="build on the disk that DIR is on"
-    )
-    parser.add_argument(
+    parser.option("--directory", writable_directory, None, "build on the disk that DIR is on", metavar="DIR")
+    parser.option(
         "--keep",
-        type=created_directory,
+        created_directory,
+        None,
+        "build in DIR, or use the directories built there; they are not removed",
         metavar="DIR",
-        help="build in DIR, or use the directories built there; they are not removed",
     )
     return parser
 
@@ -204,10 +194,7 @@ def _report_vectors(
     rows: list[tuple[object, ...]] = []
     for kind, runs in runs_by_previous_end.items():
         rows += [
-            (
-                f"{title}, {kind}",
-                *(_figure(runs, f"{step}_{unit}") for unit in ("s", "rss_mb", "peak_mb")),
-            )
+            (f"{title}, {kind}", *(_figure(runs, f"{step}_{unit}") for unit in ("s", "rss_mb", "peak_mb")))
             for title, step in STEPS
         ]
     header = ("median (lowest-highest)", "s since start", "resident MB", "peak MB")

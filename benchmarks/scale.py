@@ -11,18 +11,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks._measure import table
+from benchmarks._measure import ratios, table
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_scenes import Scene, measure
-from benchmarks._results import Goal, Results, format_figure, options_of
+from benchmarks._results import Goal, Results, options_of
 from delta_prop.client import Producer, SpreadProducer
 from delta_prop_wire.delta import Delta, opaque
 
@@ -70,9 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = 0.5 if given.quick else 1.5
     measurements: dict[tuple[str, int], list[ScaleMeasurement]] = {}
     programs: dict[int, list[float]] = {}
-    with tempfile.TemporaryDirectory(prefix="scale-") as folder, ExitStack() as exits:
+    with ExitStack() as exits:
         running = {
-            service_type: list(_start_services(service_type, Path(folder), exits))
+            service_type: [exits.enter_context(service_type().running()) for _ in range(max(SERVICES))]
             for service_type in dict.fromkeys(setting.service_type for setting in SETTINGS)
         }
         for turn in range(given.rounds):
@@ -89,18 +87,6 @@ def main(arguments: list[str] | None = None) -> int:
                     asyncio.run(program_cpu_us(ports, f"program {turn} {count}"))
                 )
     return _report(measurements, programs).finish(given.json)
-
-
-def _start_services(service_type: type[Ours], folder: Path, exits: ExitStack) -> Sequence[Ours]:
-    peers = []
-    for number in range(max(SERVICES)):
-        peer = service_type()
-        data = folder / f"{service_type.__name__}-{number}"
-        data.mkdir()
-        exits.callback(peer.stop)
-        peer.start(data)
-        peers.append(peer)
-    return peers
 
 
 class _BarrierPeer(Ours):
@@ -180,36 +166,38 @@ def _report(
         single, double = (measurements[setting.name, count] for count in SERVICES)
         for count, rounds in zip(SERVICES, (single, double), strict=True):
             label = f"{setting.name}, {count} services"
-            results.add_figure(f"{label}: deltas/s", [each.deltas_a_second for each in rounds], "deltas/s")
-            results.add_figure(f"{label}: server", [each.server_cpu_us for each in rounds], "µs", less=True)
-            results.add_figure(f"{label}: clients", [each.client_cpu_us for each in rounds], "µs", less=True)
-            rows.append(
-                (label, *(format_figure(results.figures[f"{label}: {column}"]) for column in _COLUMNS))
-            )
-        rate_ratios = [b.deltas_a_second / a.deltas_a_second for a, b in zip(single, double, strict=True)]
-        cpu_ratios = [b.server_cpu_us / a.server_cpu_us for a, b in zip(single, double, strict=True)]
-        results.add_figure(f"{setting.name}: two against one, rate", rate_ratios, "×")
-        results.add_figure(f"{setting.name}: two against one, server CPU a delta", cpu_ratios, "×", less=True)
-        rows.append((f"{setting.name}: two / one", *_ratios(results, setting.name), ""))
+            figures = [
+                results.add_figure(f"{label}: {column}", [each[at] for each in rounds], unit, less=at > 0)
+                for at, (column, unit) in enumerate(_UNITS.items())
+            ]
+            rows.append((label, *map(str, figures)))
+        (rates, rates_of_two), (cpu, cpu_of_two) = (
+            ([each[at] for each in single], [each[at] for each in double]) for at in (0, 1)
+        )
+        rate_ratios, cpu_ratios = ratios(rates_of_two, rates), ratios(cpu_of_two, cpu)
+        what = f"{setting.name}: two against one"
+        rate = results.add_figure(f"{what}, rate", rate_ratios, "×")
+        server_cpu = results.add_figure(f"{what}, server CPU a delta", cpu_ratios, "×", less=True)
+        rows.append((f"{setting.name}: two / one", f"× {rate}", f"× {server_cpu}", ""))
         results.add_goal(
             Goal("scale", f"{setting.name}: server CPU a delta, two / one", 1.25, 1.0, less=True), cpu_ratios
         )
         lost = sum(each.lost for each in (*single, *double))
         if lost:
             results.failures.append(f"{setting.name}: {lost} deltas were lost, or came twice")
-    results.tables.append(table(f"{PAIRS} pairs of clients, batch 100", ("", *_COLUMNS), rows))
-    for count, program_rounds in programs.items():
-        results.add_figure(f"a program, {count} services: CPU a delta", program_rounds, "µs", less=True)
-    plain, spread_out = (
-        format_figure(results.figures[f"a program, {count} services: CPU a delta"]) for count in SERVICES
+    results.tables.append(table(f"{PAIRS} pairs of clients, batch 100", ("", *_UNITS), rows))
+    programs_by_name = zip(
+        ("Producer, one service", "SpreadProducer, two services"), programs.items(), strict=True
     )
-    results.tables.append(
-        table(
-            f"a program's own CPU a delta, µs, {CALL_DELTAS} deltas a call",
-            ("", "µs"),
-            [("Producer, one service", plain), ("SpreadProducer, two services", spread_out)],
+    program_rows = [
+        (
+            name,
+            results.add_figure(f"a program, {count} services: CPU a delta", program_rounds, "µs", less=True),
         )
-    )
+        for name, (count, program_rounds) in programs_by_name
+    ]
+    title = f"a program's own CPU a delta, µs, {CALL_DELTAS} deltas a call"
+    results.tables.append(table(title, ("", "µs"), program_rows))
     results.notes.append(
         f"{os.cpu_count()} cores for the services and their clients: if two services cost as much CPU a "
         "delta as one alone, the rate doubles once each has its own core"
@@ -217,14 +205,8 @@ def _report(
     return results
 
 
-_COLUMNS = ("deltas/s", "server", "clients")
-
-
-def _ratios(results: Results, name: str) -> tuple[str, str]:
-    rate, cpu = (
-        results.figures[f"{name}: two against one, {figure}"] for figure in ("rate", "server CPU a delta")
-    )
-    return f"× {format_figure(rate)}", f"× {format_figure(cpu)}"
+_UNITS = {"deltas/s": "deltas/s", "server": "µs", "clients": "µs"}
+"""Columns of the table, with their units: the first fields of `ScaleMeasurement`."""
 
 
 if __name__ == "__main__":

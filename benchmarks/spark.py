@@ -9,19 +9,18 @@ commit.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._measure import table
+from benchmarks._measure import Figure, ratios, table
+from benchmarks._peers_ours import OursDurable
 from benchmarks._results import Goal, Results, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -63,7 +62,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="delta-prop-spark-") as name:
         folder = Path(name)
         if given.only in (None, "write", "read"):
-            with serve(folder / "data") as url:
+            with OursDurable().running(folder) as server:
+                url = f"127.0.0.1:{server.port}"
                 if given.only != "read":
                     writes(results, spark, url, rounds=rounds, rows=rows)
                 if given.only != "write":
@@ -72,34 +72,6 @@ def main() -> int:
             replays(results, spark, folder, 1 if given.quick else min(rounds, 3), quick=given.quick)
     spark.stop()
     return results.finish(given.json)
-
-
-@contextmanager
-def serve(data: Path) -> Iterator[str]:
-    """Run a service in a process of its own; yield its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "delta_prop",
-        "serve",
-        "--data",
-        str(data),
-        "--port",
-        "0",
-        "--http-port",
-        "0",
-    ]
-    with (data.parent / "service.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith("ready "):
-            raise SystemExit(f"the service did not start: {line!r}")
-        yield f"127.0.0.1:{dict(part.split('=') for part in line.split()[1:])['port']}"
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def make_rows(spark: SparkSession, rows: int) -> DataFrame:
@@ -137,8 +109,8 @@ def writes(results: Results, spark: SparkSession, url: str, *, rounds: int, rows
         STAGED: ours,
     }
     rates = measure(methods, rounds, dict.fromkeys(methods, rows) | {ROW: slow_rows})
-    of_noop = [rate / limit for rate, limit in zip(rates[DIRECT], rates[NOOP], strict=True)]
-    of_rows = [rate / other for rate, other in zip(rates[DIRECT], rates[ROW], strict=True)]
+    of_noop = ratios(rates[DIRECT], rates[NOOP])
+    of_rows = ratios(rates[DIRECT], rates[ROW])
     results.add_goal(Goal("spark 4", "write, direct: of Spark's noop sink", 0.2), of_noop)
     results.add_goal(Goal("spark 4", "write, direct: of a writer of rows", 4.0), of_rows)
     report_rates(results, f"writing {rows:,} rows, which each job makes itself", rates, NOOP)
@@ -161,7 +133,7 @@ def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, roun
     if count != rows:
         results.failures.append(f"{count:,} rows were read of {rows:,}")
     rates = measure(methods, rounds, dict.fromkeys(methods, rows))
-    shares = [rate / limit for rate, limit in zip(rates[READ], rates[PARQUET], strict=True)]
+    shares = ratios(rates[READ], rates[PARQUET])
     results.add_goal(Goal("spark 4", "read: of the same data as Parquet", 0.5), shares)
     report_rates(results, f"reading {rows:,} rows", rates, PARQUET)
 
@@ -186,7 +158,7 @@ def replays(results: Results, spark: SparkSession, folder: Path, rounds: int, *,
         (f"{size:,}", results.add_figure(f"replay of {size:,}", taken, "s", less=True))
         for size, taken in seconds.items()
     ]
-    growth = [large / small for small, large in zip(*seconds.values(), strict=True)]
+    growth = ratios(*reversed(seconds.values()))
     results.add_goal(Goal("spark 7", "replay: ten times the deltas", GROWTH_MAX, less=True), growth)
     results.tables.append(table("replay of a log", ("deltas", "s"), rows))
 
@@ -232,9 +204,8 @@ def report_rates(results: Results, what: str, rates: dict[str, list[float]], lim
     rows = []
     for name, rounds in rates.items():
         rate = results.add_figure(f"{what}: {name}", rounds, "rows/s")
-        shares = sorted(rate / best for rate, best in zip(rounds, rates[limit], strict=True))
-        share = shares[len(shares) // 2]
-        rows.append((name, f"{rate.median:,.0f} ({rate.low:,.0f}-{rate.high:,.0f})", f"{share:.0%}"))
+        share = Figure.of(ratios(rounds, rates[limit])).median
+        rows.append((name, rate, f"{share:.0%}"))
     results.tables.append(table(what, ("", "rows/s", f"of {limit}"), rows))
 
 

@@ -59,9 +59,7 @@ CLAIMED_TOTAL_US = {50: 175.0, 95: 780.0, 99: 3300.0}
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; return the exit status."""
     parser = options_of("stages", __doc__, rounds=7, rounds_min=5)
-    parser.add_argument(
-        "--samples", type=bounded_int(1_000, 10_000_000), default=10_000, help="latency samples in open loop"
-    )
+    parser.option("--samples", bounded_int(1_000, 10_000_000), 10_000, "latency samples in open loop")
     given = parser.parse_args(arguments)
     results = Results("stages")
     _measure_stages(results, given)

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks._arguments import bounded_float
-from benchmarks._measure import table
+from benchmarks._measure import format_number, table
 from benchmarks._peers_ours import Ours
 from benchmarks._peers_scenes import Measurement, Scene, measure
 from benchmarks._results import Goal, Results, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks._peers_contract import Peer
 
@@ -40,28 +39,17 @@ SAMPLE_S = 0.5
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; return the exit status."""
     parser = options_of("sustained", __doc__, rounds=3)
-    parser.add_argument(
-        "--seconds", type=bounded_float(3, 86_400), default=60.0, help="duration of the long run"
-    )
+    parser.option("--seconds", bounded_float(3, 86_400), 60.0, "duration of the long run")
     given = parser.parse_args(arguments)
     seconds = min(given.seconds, 15.0) if given.quick else given.seconds
-    with tempfile.TemporaryDirectory(prefix="sustained-") as folder:
-        server = Ours()
-        try:
-            server.start(Path(folder))
-            peaks = [measure(server, Scene("peak", 1), f"peak{turn}") for turn in range(given.rounds)]
-            peak = statistics.median(one.deltas_a_second for one in peaks)
-            print(f"peak: {peak:,.0f}/s", file=sys.stderr)
-            short_runs = [
-                publish_steadily(server, SHORT_S, peak, f"short{turn}") for turn in range(given.rounds)
-            ]
-            memory = MemorySampler(server)
-            memory.start()
+    with Ours().running() as server:
+        peaks = [measure(server, Scene("peak", 1), f"peak{turn}") for turn in range(given.rounds)]
+        peak = statistics.median(one.deltas_a_second for one in peaks)
+        print(f"peak: {peak:,.0f}/s", file=sys.stderr)
+        short_runs = [publish_steadily(server, SHORT_S, peak, f"short{turn}") for turn in range(given.rounds)]
+        with sampled_memory(server) as memory:
             long = publish_steadily(server, seconds, peak, "long")
-            memory.stop()
-        finally:
-            server.stop()
-    return report(peaks, short_runs, long, memory.samples, seconds).finish(given.json)
+    return report(peaks, short_runs, long, memory, seconds).finish(given.json)
 
 
 def publish_steadily(peer: Peer, seconds: float, peak: float, topic: str) -> Measurement:
@@ -77,29 +65,24 @@ def publish_steadily(peer: Peer, seconds: float, peak: float, topic: str) -> Mea
     return measured
 
 
-@dataclass
-class MemorySampler:
-    """Samples of the memory of a server's process during a run: seconds since its start, MB."""
+@contextmanager
+def sampled_memory(peer: Peer) -> Iterator[list[tuple[float, float]]]:
+    """Sample the memory of a server's processes during a run: seconds since its start, MB."""
+    samples: list[tuple[float, float]] = []
+    began, stopped = time.monotonic(), threading.Event()
 
-    peer: Peer
-    samples: list[tuple[float, float]] = field(default_factory=list)
+    def sample() -> None:
+        while not stopped.wait(SAMPLE_S):
+            memory_mb = sum(private_mb(process.pid) for process in peer.processes)
+            samples.append((time.monotonic() - began, memory_mb))
 
-    def start(self) -> None:
-        """Start sampling."""
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop sampling."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        began = time.monotonic()
-        while not self._stopped.wait(SAMPLE_S):
-            memory_mb = sum(private_mb(process.pid) for process in self.peer.processes)
-            self.samples.append((time.monotonic() - began, memory_mb))
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def private_mb(process_id: int) -> float:
@@ -130,15 +113,18 @@ def report(
     results = Results("sustained")
     rows = []
     for name, runs in (("peak", peaks), (f"{SHORT_S:.0f} s", short_runs), (f"{seconds:.0f} s", [long])):
-        rate = results.add_figure(f"{name}: rate", [one.deltas_a_second for one in runs], "deltas/s")
-        p50 = results.add_figure(f"{name}: p50", [one.latency_p50_us for one in runs], "µs", less=True)
-        p99 = results.add_figure(f"{name}: p99", [one.latency_p99_us for one in runs], "µs", less=True)
-        cpu = results.add_figure(
-            f"{name}: server CPU", [one.server_cpu_us for one in runs], "µs a delta", less=True
-        )
-        rows.append(
-            (name, f"{rate.median:,.0f}", f"{p50.median:,.0f}", f"{p99.median:,.0f}", f"{cpu.median:.2f}")
-        )
+        figures = [
+            results.add_figure(
+                f"{name}: {what}", [getattr(one, field) for one in runs], unit, less=unit != "deltas/s"
+            )
+            for what, field, unit in (
+                ("rate", "deltas_a_second", "deltas/s"),
+                ("p50", "latency_p50_us", "µs"),
+                ("p99", "latency_p99_us", "µs"),
+                ("server CPU", "server_cpu_us", "µs a delta"),
+            )
+        ]
+        rows.append((name, *(format_number(figure.median) for figure in figures)))
     header = ("", "deltas/s", "received p50 µs", "p99", "server CPU µs a delta")
     results.tables.append(
         table(f"at {PEAK_SHARE:.0%} of the peak, {BATCH} a call, one consumer", header, rows)

@@ -17,10 +17,9 @@ from delta_prop.commands.operator_parsers import add_operator_verbs
 from delta_prop.commands.parsers import add_verbs, find_unused_arguments
 from delta_prop.commands.server_parsers import add_server_verbs
 from delta_prop.commands.spark_parsers import add_audit_verb, add_spark_verbs
-from delta_prop.commands.trace_parsers import add_trace_verbs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
 OK, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "delta-prop"
@@ -80,8 +79,8 @@ def _run_verb(arguments: list[str]) -> int:
     options.command = shlex.join([PROGRAM, *arguments])
     if options.verb != "demo":  # the demo prints for people, in the terminal's encoding
         _write_utf8()
-    status: int = options.run(options)
-    return status
+    status: int | Coroutine[Any, Any, int] = options.run(options)
+    return status if isinstance(status, int) else _run(lambda: status)
 
 
 def make_parser() -> Parser:
@@ -97,10 +96,9 @@ def make_parser() -> Parser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", parser_class=Parser)
     parser.set_defaults(run=_run_without_verb)
     _add_demo(verbs)
-    add_verbs(verbs, _run)
-    add_operator_verbs(verbs, _run)
-    add_server_verbs(verbs, _run)
-    add_trace_verbs(verbs, _run)
+    add_verbs(verbs)
+    add_operator_verbs(verbs)
+    add_server_verbs(verbs)
     add_audit_verb(verbs)
     add_spark_verbs(verbs)
     _add_plugin_verbs(verbs)

@@ -36,6 +36,7 @@ FOLDERS = {
 CHECKOUT_ONLY = {"wire", "broker", "sinks", "simulations", "tests", "benchmarks", "tools", "examples", "docs"}
 
 # Modules without input, output and clock: `now` is an argument. Their imports at run time are pure as well.
+# So are the modules whose docstring says *Pure*.
 PURE = (
     "wire/delta_prop_wire/*",
     "*/ports.py",
@@ -48,46 +49,12 @@ PURE = (
     "broker/delta_prop_broker/retention/*",
     "broker/delta_prop_broker/segments/*",
     "delta_prop/delivery/backpressure/*",
-    "delta_prop/calls/argument_checks.py",
-    "delta_prop/client/addresses.py",
-    "delta_prop/client/ack_ranges.py",
-    "delta_prop/client/arguments.py",
-    "delta_prop/client/coalesced_calls.py",
-    "delta_prop/client/backoff.py",
     "delta_prop/client/counts.py",
-    "delta_prop/client/delivered_batch.py",
     "delta_prop/client/errors.py",
-    "delta_prop/client/in_flight.py",
-    "delta_prop/client/vector_order.py",
-    "delta_prop/client/unacked_offers.py",
-    "delta_prop/client/consumer_state.py",
-    "delta_prop/client/service_identity.py",
-    "delta_prop/client/sent_clocks.py",
-    "delta_prop/client/senders.py",
-    "delta_prop/client/sequence_sender.py",
-    "delta_prop/client/offer.py",
-    "delta_prop/client/producer_state.py",
-    "delta_prop/client/capacity_probe.py",
-    "delta_prop/client/producer_protocol.py",
-    "delta_prop/client/refusals.py",
-    "delta_prop/client/session.py",
-    "delta_prop/client/settings.py",
-    "delta_prop/client/splitting.py",
-    "delta_prop/client/spreading.py",
-    "delta_prop/client/range_fetch.py",
     "delta_prop/directory/log_positions.py",
-    "delta_prop/platform/dates.py",
-    "delta_prop/platform/connection_faults.py",
     "delta_prop/partition/ingest/*",
     "delta_prop/partition/order/*",
     "delta_prop/calls/outcomes.py",
-    "delta_prop/directory/recorded_traffic.py",
-    "delta_prop/calls/refusals.py",
-    "delta_prop/partition/duplicate_batches.py",
-    "delta_prop/delivery/routing_table.py",
-    "delta_prop/server/subscription_set.py",
-    "delta_prop/spark/option_values.py",
-    "delta_prop/spark/options.py",
 )
 IMPURE = {"anyio", "trio", "sniffio"}  # and everything in BANNED_MODULES
 
@@ -100,99 +67,23 @@ LAZY = (
     "delta_prop/sinks.py",
 )
 
-# The only modules that may use a clock, random numbers, files, sockets and threads. pyproject.toml has the
-# same list for ruff.
-SYSTEM = (
-    "broker/delta_prop_broker/local_disk.py",
-    "delta_prop/auditing/sink_file.py",
-    "delta_prop/client/sync_producer.py",
-    "delta_prop/client/request_client.py",
-    "delta_prop/client/ranges.py",
-    "delta_prop/platform/core_choice.py",
-    "delta_prop/platform/system.py",
-    "delta_prop/commands/server_logging.py",
-    "delta_prop/demo/system.py",
-    "delta_prop/platform/path_checks.py",
-    "delta_prop/platform/loop_thread.py",
-    "delta_prop/platform/readiness.py",
-    "delta_prop/platform/sockets.py",
-    "delta_prop/spark/system.py",
-    "delta_prop/streams.py",
-    "delta_prop/api/synchronous.py",
-    "delta_prop/platform/tls.py",
-    "delta_prop/platform/tls_contexts.py",
-    "delta_prop/platform/unknown_hosts.py",
-    "delta_prop/platform/one_shot.py",
-    "delta_prop/platform/world.py",
-    "delta_prop/testing/*",
-    "simulations/delta_prop_simulations/calibration/system.py",
-    "simulations/delta_prop_simulations/rng.py",
-    "simulations/delta_prop_simulations/disk*.py",
-    "simulations/delta_prop_simulations/processes.py",
-    "simulations/delta_prop_simulations/files.py",
-    "sinks/delta_prop_sinks/conformance/loop_watch.py",
-    "sinks/delta_prop_sinks/graph_file.py",
-    "sinks/delta_prop_sinks/jsonlines.py",
-    "sinks/delta_prop_sinks/storage_file.py",
-    "sinks/delta_prop_sinks/storage_image.py",
+# The bans of pyproject.toml, where ruff reads them: modules and names for clocks, random numbers, files,
+# sockets and threads; and SYSTEM, the only modules that may use them. Ruff cannot ban a builtin.
+_LINT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+_BANNED = _LINT["flake8-tidy-imports"]["banned-api"]
+BANNED_MODULES = {name for name in _BANNED if "." not in name}
+BANNED_NAMES = {name for name in _BANNED if "." in name} | {"builtins.open"}
+SYSTEM = tuple(
+    pattern
+    for pattern, rules in _LINT["per-file-ignores"].items()
+    if "TID251" in rules and not pattern.endswith("/**")
 )
-BANNED_MODULES = {
-    "asyncio",
-    "concurrent",
-    "fcntl",
-    "multiprocessing",
-    "os",
-    "random",
-    "secrets",
-    "select",
-    "selectors",
-    "shutil",
-    "signal",
-    "socket",
-    "sqlite3",
-    "ssl",
-    "subprocess",
-    "tempfile",
-    "threading",
-    "time",
-    "uuid",
-}
-BANNED_NAMES = {
-    "anyio.Path",
-    "anyio.connect_tcp",
-    "anyio.connect_unix",
-    "anyio.create_tcp_listener",
-    "anyio.create_udp_socket",
-    "anyio.create_unix_listener",
-    "anyio.from_thread",
-    "anyio.open_file",
-    "anyio.open_process",
-    "anyio.run_process",
-    "anyio.to_process",
-    "anyio.to_thread",
-    "builtins.open",
-    "datetime.date.today",
-    "datetime.datetime.now",
-    "datetime.datetime.today",
-    "datetime.datetime.utcnow",
-    "io.open",
-    "numpy.fromfile",
-    "numpy.load",
-    "numpy.memmap",
-    "numpy.random",
-    "numpy.save",
-}
 # Calls on a path, recognized by their name, since a syntax tree has no types.
 FILE_METHODS = {"read_bytes", "read_text", "touch", "unlink", "write_bytes", "write_text", "tofile"}
 
 # Third-party packages, and the only files that may import them.
 _SPARK = ("delta_prop/spark/*", "delta_prop/commands/spark_*")
-HOMES = {
-    "pandas": _SPARK,
-    "py4j": _SPARK,
-    "pyarrow": _SPARK,
-    "pyspark": _SPARK,
-}
+HOMES = {"pandas": _SPARK, "py4j": _SPARK, "pyarrow": _SPARK, "pyspark": _SPARK}
 
 COMPUTED = "?"  # the name of an import that is computed at run time
 
@@ -262,10 +153,7 @@ def module_name(relative_path: str) -> str:
     package = package_of(relative_path)
     assert package is not None
     inside = (
-        relative_path.removeprefix(FOLDERS[package] + "/")
-        .removesuffix(".py")
-        .removesuffix("__init__")
-        .strip("/")
+        relative_path.removeprefix(FOLDERS[package]).removesuffix(".py").removesuffix("__init__").strip("/")
     )
     return ".".join([package, *inside.split("/")]) if inside else package
 
@@ -324,10 +212,7 @@ def check_purity(relative_path: str, imports: Iterable[Import], pure: set[str]) 
             yield Violation(relative_path, one.line, "purity", f"a pure module imports '{one.name}'")
         elif top in ARROWS and not one.is_typing_only and not is_pure(one.name, pure):
             yield Violation(
-                relative_path,
-                one.line,
-                "purity",
-                f"a pure module imports '{one.name}', which is not pure",
+                relative_path, one.line, "purity", f"a pure module imports '{one.name}', which is not pure"
             )
 
 
@@ -380,28 +265,22 @@ def check_ports(relative_path: str, nodes: list[ast.AST], imports: list[Import])
     """Check that only SYSTEM modules use clocks, random numbers, files, sockets and threads directly."""
     for one in imports:
         if one.name.partition(".")[0] in BANNED_MODULES or is_banned(one.name):
-            yield Violation(
-                relative_path,
-                one.line,
-                "port",
-                f"'{one.name}' is for system modules only; take it from a port",
-            )
+            yield _port_violation(relative_path, one.line, one.name)
     knows_paths = any(one.name.partition(".")[0] == "pathlib" for one in imports)
     known = aliases(nodes)
     awaited = {id(node.value) for node in nodes if isinstance(node, ast.Await)}
     for node in nodes:
         if isinstance(node, ast.Attribute | ast.Name) and is_banned(name := qualified_name(node, known)):
-            yield Violation(
-                relative_path,
-                node.lineno,
-                "port",
-                f"'{name}' is for system modules only; take it from a port",
-            )
+            yield _port_violation(relative_path, node.lineno, name)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             opens = knows_paths and node.func.attr == "open" and id(node) not in awaited
             if opens or node.func.attr in FILE_METHODS:
                 what = f"'.{node.func.attr}()' touches a file; take files from a port"
                 yield Violation(relative_path, node.lineno, "port", what)
+
+
+def _port_violation(relative_path: str, line: int, name: str) -> Violation:
+    return Violation(relative_path, line, "port", f"'{name}' is for system modules only; take it from a port")
 
 
 def is_banned(name: str) -> bool:
@@ -415,9 +294,8 @@ def aliases(nodes: list[ast.AST]) -> dict[str, str]:
     for node in nodes:
         if isinstance(node, ast.Import):
             for one in node.names:
-                known[one.asname or one.name.partition(".")[0]] = (
-                    one.name if one.asname else one.name.partition(".")[0]
-                )
+                top = one.name.partition(".")[0]
+                known[one.asname or top] = one.name if one.asname else top
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             for one in node.names:
                 known[one.asname or one.name] = f"{node.module}.{one.name}"
@@ -452,10 +330,8 @@ def _imports(node: ast.AST, package: list[str], is_typing_only: bool, is_lazy: b
         elif isinstance(child, ast.Call) and _is_dynamic_import(child):
             yield Import(_constant(child.args), child.lineno, is_typing_only, is_lazy)
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            for inner in child.body:
-                yield from _imports(ast.Module([inner], []), package, True, is_lazy)
-            for inner in child.orelse:
-                yield from _imports(ast.Module([inner], []), package, is_typing_only, is_lazy)
+            yield from _imports(ast.Module(child.body, []), package, True, is_lazy)
+            yield from _imports(ast.Module(child.orelse, []), package, is_typing_only, is_lazy)
         else:
             inside = is_lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from _imports(child, package, is_typing_only, inside)

@@ -188,10 +188,9 @@ def _log_checks(modules: Iterable[_Module]) -> Iterator[str]:
         if module.name.startswith(("delta_prop_broker", "delta_prop_simulations")):
             continue
         for node in ast.walk(module.tree):
-            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "isinstance":
-                continue
-            if _LOG.search(ast.unparse(node.args[1])):
-                yield f"{module.path}:{node.lineno}: {ast.unparse(node)}"
+            match node:
+                case ast.Call(ast.Name("isinstance"), [_, kind]) if _LOG.search(ast.unparse(kind)):
+                    yield f"{module.path}:{node.lineno}: {ast.unparse(node)}"
 
 
 def main() -> int:

@@ -15,18 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools import architecture
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LISTS = Path(__file__).with_name("names.txt")
-FOLDERS = {
-    "delta_prop_wire": "wire/delta_prop_wire",
-    "delta_prop_broker": "broker/delta_prop_broker",
-    "delta_prop_sinks": "sinks/delta_prop_sinks",
-    "delta_prop_simulations": "simulations/delta_prop_simulations",
-    "delta_prop": "delta_prop",
-    "benchmarks": "benchmarks",
-}
+FOLDERS = architecture.FOLDERS | {"benchmarks": "benchmarks"}
 QUESTION_WORDS = {"What", "Who", "Whose", "How", "Where", "Whether", "Why"}
 QUESTION_WORDS_MAX = 20
 OVERUSED_LINES_MAX = 30
@@ -54,27 +49,27 @@ def read_lists(path: Path) -> Lists:
     """Read the lists; a line is `kind name [reason]`, and `#` starts a comment."""
     lists = Lists([], [], set(), {})
     for line in path.read_text("utf-8").splitlines():
-        kind, _, rest = line.partition("#")[0].strip().partition(" ")
-        name, _, reason = rest.strip().partition(" ")
-        if kind == "renamed":
-            lists.removed.append(name)
-        elif kind == "word":
-            lists.words.append(name)
-        elif kind == "root":
-            lists.avoided_parts.add(name)
-        elif kind == "stays" and reason:
-            lists.exceptions[name] = reason
-        elif kind:
-            raise ValueError(f"{path.name}: {line!r}: write renamed, word, root, or stays with a reason")
+        match line.partition("#")[0].split(maxsplit=2):
+            case "renamed", name, *_:
+                lists.removed.append(name)
+            case "word", name, *_:
+                lists.words.append(name)
+            case "root", name, *_:
+                lists.avoided_parts.add(name)
+            case "stays", name, reason:
+                lists.exceptions[name] = reason
+            case [_, *_]:
+                raise ValueError(f"{path.name}: {line!r}: write renamed, word, root, or stays with a reason")
     return lists
 
 
 def violations(root: Path) -> list[str]:
     """List the violations of the rules of language in the checkout `root`, one line each."""
     lists = read_lists(LISTS)
-    sources = list(_sources(root))
-    files = [*sources, *_read(root, "tests"), *_read(root, "tools"), *_read(root, "examples")]
-    found = list(_still_defined(root, lists))
+    folders = (*FOLDERS.values(), "tests", "tools", "examples")
+    files = [source for folder in folders for source in _read(root, folder)]
+    definitions = {name: _find_definition(root, name) for name in lists.removed}
+    found = [f"{path}: {name} was renamed: use the new name" for name, path in definitions.items() if path]
     found += _words_in_files(root, lists)
     found += _names_with_avoided_parts(files, lists)
     openings = [line for source in files for line in _question_openings(source)]
@@ -99,22 +94,10 @@ class Source:
     tree: ast.Module
 
 
-def _sources(root: Path) -> Iterator[Source]:
-    for folder in FOLDERS.values():
-        yield from _read(root, folder)
-
-
 def _read(root: Path, folder: str) -> Iterator[Source]:
     for path in sorted((root / folder).rglob("*.py")):
         text = path.read_text("utf-8")
         yield Source(path.relative_to(root).as_posix(), text, ast.parse(text))
-
-
-def _still_defined(root: Path, lists: Lists) -> Iterator[str]:
-    for name in lists.removed:
-        path = _find_definition(root, name)
-        if path:
-            yield f"{path}: {name} was renamed: use the new name"
 
 
 def _find_definition(root: Path, name: str) -> str | None:
@@ -127,18 +110,15 @@ def _find_definition(root: Path, name: str) -> str | None:
         path, depth = path / part, depth + 1
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     rest = parts[depth:]
-    if not file.is_file() or (not rest and depth < len(parts)):
+    if not file.is_file():
         return None
-    relative_path = file.relative_to(root).as_posix()
-    if not rest:
-        return relative_path
     scope: list[ast.stmt] = ast.parse(file.read_text("utf-8")).body
     for i, part in enumerate(rest):
         if part not in _names_of(scope, with_members=i > 0):
             return None
         class_bodies = [s.body for s in scope if isinstance(s, ast.ClassDef) and s.name == part]
         scope = class_bodies[0] if class_bodies else []
-    return relative_path
+    return file.relative_to(root).as_posix()
 
 
 def _names_of(scope: list[ast.stmt], *, with_members: bool) -> set[str]:
@@ -223,18 +203,13 @@ def _docstrings(node: ast.AST) -> Iterator[ast.Constant]:
     body = getattr(node, "body", None)
     if not isinstance(body, list):
         return
-    for i, statement in enumerate(body):
-        first = i == 0 and isinstance(
-            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        )
-        after = i > 0 and isinstance(body[i - 1], ast.Assign | ast.AnnAssign)
-        if (
-            (first or after)
-            and isinstance(statement, ast.Expr)
-            and isinstance(statement.value, ast.Constant)
-            and isinstance(statement.value.value, str)
-        ):
-            yield statement.value
+    documented = (
+        ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign
+    )
+    for before, statement in pairwise([node, *body]):
+        match statement:
+            case ast.Expr(value=ast.Constant(value=str()) as text) if isinstance(before, documented):
+                yield text
 
 
 def _overused_lines(source: Source) -> Iterator[str]:

@@ -22,16 +22,11 @@ from delta_prop.auditing.repairing import (
 from delta_prop.auditing.sink_file import Scratch, StorageSinkFile
 from delta_prop.client import SyncProducer
 from delta_prop.client.service_identity import LogMismatch
-from delta_prop.commands.spark_checks import (
-    check_directory,
-    check_output,
-    check_tables,
-    remote_of,
-)
+from delta_prop.commands.spark_checks import check_directory, check_output, check_tables, remote_of
 from delta_prop.commands.spark_output import ROWS_MAX, put_rows
 from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop.platform import system
-from delta_prop.spark.jobs.formats import FORMATS
+from delta_prop.spark.arguments import FORMATS
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +89,6 @@ def _check_only_json_lines(options: Namespace) -> None:
 
 
 def _write_report(spool: BinaryIO, counts: Counter[str], options: Namespace) -> None:
-    """Write the report to a file or to standard output."""
     spool.seek(0)
     if options.output is not None or options.json:
         with system.open_atomic_output(options.output) as out:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from delta_prop.delivery.cursors import PATH as CURSORS
 from delta_prop.delivery.group_cursor import DIRECTORY as GROUPS
 from delta_prop.delivery.quarantine_file import DIRECTORY as QUARANTINE
@@ -13,12 +15,15 @@ from delta_prop_broker.readonly.backup import copy_log
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.errors import UsageError
 
+if TYPE_CHECKING:
+    from argparse import Namespace
+
 OK = 0
 
 
-def restore(source: str, data: str) -> int:
+def restore(options: Namespace) -> int:
     """Create a data directory from a copy, durable when this returns. Raises as `copy` does."""
-    return copy(source, data, fix="name the copy that `log export --to DIR` made")
+    return copy(options.source, options.data, fix="name the copy that `log export --to DIR` made")
 
 
 def copy(data: str, to: str, *, fix: str = DATA_DIRECTORY_FIX) -> int:

@@ -11,6 +11,8 @@ from delta_prop.platform.world import real_world
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from delta_prop.configuration import Configuration
 
 OK = 0
@@ -27,24 +29,26 @@ def load(file: str | None) -> Configuration:
         raise UsageError(f"{file}: {error}") from None
 
 
-async def check(file: str) -> int:
+async def check(options: Namespace) -> int:
     """Check that a server would start with this configuration.
 
     Raises UsageError, and what `check_startup` raises.
     """
-    configuration = load(file)
+    configuration = load(options.file)
     try:
         await check_startup(configuration, real_world(), allow_taken_ports=True)
     except UsageError as error:
-        raise UsageError(f"{file}: {error}") from None
+        raise UsageError(f"{options.file}: {error}") from None
     sinks = ", ".join(sink.name for sink in configuration.sinks) or "none"
     gib = configuration.memory_bytes_max() / (1 << 30)
-    system.confirm(f"{file}: valid; sinks: {sinks}; memory: up to {gib:,.1f} GiB, plus the sinks' own")
+    system.confirm(
+        f"{options.file}: valid; sinks: {sinks}; memory: up to {gib:,.1f} GiB, plus the sinks' own"
+    )
     return OK
 
 
-def show(file: str | None, *, as_json: bool) -> int:
+def show(options: Namespace) -> int:
     """Print every key with its value, defaults too. Raises UsageError."""
-    configuration = load(file)
-    system.put(to_json(configuration) if as_json else to_toml(configuration).rstrip("\n"))
+    configuration = load(options.file)
+    system.put(to_json(configuration) if options.json else to_toml(configuration).rstrip("\n"))
     return OK

@@ -1,9 +1,10 @@
-"""Connection options of the verbs that connect: addresses, token, TLS. No argument holds the token itself."""
+"""Options of several verbs: positions in a log; addresses, token, TLS. No argument holds the token itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from delta_prop.directory.log_positions import LogPosition, parse_position
 from delta_prop.platform import system
 from delta_prop.platform.ports import Tls
 from delta_prop_wire.errors import UsageError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 TOKEN_VARIABLE = "DELTA_PROP_TOKEN"
+_Default = TypeVar("_Default", LogPosition, None)
 
 
 class ConnectOptions(NamedTuple):
@@ -20,6 +22,12 @@ class ConnectOptions(NamedTuple):
     addresses: tuple[str, ...]
     token: str | None = None
     tls: Tls | None = None
+
+
+def source_of(options: Namespace) -> str | ConnectOptions:
+    """Return the data directory that the options name, or how to connect to a server. Raises UsageError."""
+    data: str | None = options.data
+    return connect_options_of(options) if data is None else data
 
 
 def connect_options_of(options: Namespace) -> ConnectOptions:
@@ -34,3 +42,15 @@ def connect_options_of(options: Namespace) -> ConnectOptions:
     tls = Tls(certificate, key, authorities, options.tls_name) if uses_tls else None
     addresses = (options.server,) if isinstance(options.server, str) else tuple(options.server)
     return ConnectOptions(addresses, token, tls)
+
+
+def read_position(
+    option: str, text: str | None, default: _Default, *, allow_ends: bool = True, allow_future: bool = False
+) -> LogPosition | _Default:
+    """Parse the position of a command's option as `parse_position` does; return `default` if none is given.
+
+    Raises UsageError.
+    """
+    if text is None:
+        return default
+    return parse_position(option, text, system.wall_us(), allow_ends=allow_ends, allow_future=allow_future)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands.top import open_http_client
+from delta_prop.commands.top import fetch
 from delta_prop.delivery.group_cursor import GroupBusy, read_position, reset_group
-from delta_prop.directory.log_positions import offset_of, parse_position
+from delta_prop.directory.log_positions import offset_to_reset_to
 from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.directory.request_client import submit_request
 from delta_prop.directory.stored_sinks import read_sinks
@@ -16,8 +16,11 @@ from delta_prop_broker.segments.paths import LOCK_PATH
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from delta_prop.commands.connect_options import ConnectOptions
+    from argparse import Namespace
+    from collections.abc import Coroutine
+
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.durable import DurableLog
 
 OK, FAILED = 0, 1
 WAIT_S = 3.0
@@ -25,48 +28,40 @@ WAIT_S = 3.0
 _POLL_S = 0.05
 
 
-def list_directory_groups(data: str, *, as_json: bool) -> int:
-    """List every group of a directory; return exit status 1 if a group's cursor is corrupted.
+def list_groups(options: Namespace) -> int | Coroutine[Any, Any, int]:
+    """List every group of a directory or a server; return exit status 1 if a group's cursor is corrupted.
 
     Raises UsageError, LogCorrupted, OSError.
     """
-    with open_readonly_log(data) as (disk, log, _):
-        groups = [entry for entry in read_sinks(disk, log) if entry["kind"] == "group"]
-    rows = [
-        {"name": group["name"], "offset": group["offset"], "lag": group["lag"]}
-        | ({"corruption": group["corruption"]} if "corruption" in group else {})
-        for group in groups
-    ]
-    _print_groups(rows, as_json=as_json)
+    if options.data is None:
+        return _list_server_groups(options)
+    with open_readonly_log(options.data) as (disk, log, _):
+        groups = _read_groups(disk, log)
+    keys = ("name", "offset", "lag", "corruption")
+    rows = [{key: group[key] for key in keys if key in group} for group in groups]
+    _print_groups(rows, as_json=options.json)
     return FAILED if any("corruption" in row for row in rows) else OK
 
 
-async def list_server_groups(connect_options: ConnectOptions, *, as_json: bool) -> int:
-    """List every group of a server, and who reads or stands by for it. Raises UsageError, NoAnswer."""
-    async with open_http_client(connect_options) as http_client:
-        status: dict[str, Any] = await http_client.get("/api/status")
-    _print_groups(status["groups"], as_json=as_json)
+async def _list_server_groups(options: Namespace) -> int:
+    status = await fetch(options, "/api/status")
+    _print_groups(status["groups"], as_json=options.json)
     return OK
 
 
-def reset(data: str, name: str, to: str, *, force: bool) -> int:
-    """Move a group to another position. Raises UsageError, LogCorrupted, OSError.
+def _read_groups(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
+    return [entry for entry in read_sinks(disk, log) if entry["kind"] == "group"]
 
-    `to` is resolved here, so that a request means the same offset if it is carried out later, or twice.
-    """
+
+def reset(options: Namespace) -> int:
+    """Move a group to another position. Raises UsageError, LogCorrupted, OSError."""
+    data, name, force = options.data, options.name, options.force
     with open_readonly_log(data) as (disk, log, _):
-        start, end = log.start_offset, log.high_watermark
-        offset = offset_of(parse_position("--to", to, system.wall_us()), log)
-        if not start <= offset <= end:
-            raise UsageError(
-                f"--to {to:.40}: give earliest, latest, a time or an offset from {start} to {end}"
-            )
+        offset = offset_to_reset_to(options.to, log, system.wall_us())
         if read_position(disk, name, log.log_id) is None:
-            known = (
-                ", ".join(entry["name"] for entry in read_sinks(disk, log) if entry["kind"] == "group")
-                or "none"
-            )
+            known = ", ".join(group["name"] for group in _read_groups(disk, log)) or "none"
             raise UsageError(f"group {name!r}: there is no such group: name an existing one ({known})")
+    success = f"group {name!r} goes on at offset {offset}"
     try:
         _reset_when_free(disk, name, log.log_id, offset, wait_s=0.0 if force else WAIT_S)
     except GroupBusy:
@@ -80,10 +75,9 @@ def reset(data: str, name: str, to: str, *, force: bool) -> int:
                 f"group {name!r}: `subscribe --data` reads for it: end that command first"
             ) from None
         subject = f"reset of group {name!r} to offset {offset}"
-        success = f"group {name!r} goes on at offset {offset}"
         submit_request(data, "reset-group", name, (offset,), subject, success=success)
     else:
-        system.confirm(f"done: group {name!r} goes on at offset {offset}")
+        system.confirm(f"done: {success}")
     return OK
 
 

@@ -88,7 +88,6 @@ class HttpClient:
         return _parse_body(self.name, path, status, body, has_token=self._has_token)
 
     async def _request(self, path: str) -> tuple[int, bytes]:
-        """Send a request and receive the full response. Raises OSError, RemoteProtocolError."""
         if self._stream is None:
             self._connection = h11.Connection(h11.CLIENT)
             self._connection_answered = False

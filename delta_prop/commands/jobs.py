@@ -10,8 +10,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.client.jobs import decide
+from delta_prop.commands.connect_options import ConnectOptions, source_of
 from delta_prop.commands.status import format_value
-from delta_prop.commands.top import open_http_client
+from delta_prop.commands.top import fetch
 from delta_prop.commands.wait_reporter import NO_PORT, WaitReporter
 from delta_prop.directory.readonly_log import open_disk
 from delta_prop.platform import system
@@ -24,61 +25,65 @@ from delta_prop_wire.frames import Decision, JobState, JobStatus, RefusedRow
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from argparse import Namespace
+    from collections.abc import Coroutine, Sequence
 
-    from delta_prop.commands.connect_options import ConnectOptions
     from delta_prop_broker.disk import Disk
 
 OK, FAILED = 0, 1
 _COLUMNS = ("job", "state", "deltas", "published", "duplicates", "refused", "bytes", "token")
 
 
-async def list_server_jobs(connect_options: ConnectOptions, *, as_json: bool) -> int:
-    """Print all jobs of a server, by its HTTP port. Raises UsageError, NoAnswer."""
-    async with open_http_client(connect_options) as http_client:
-        jobs: list[dict[str, Any]] = await http_client.get("/api/jobs")
-    return _print_jobs(jobs, as_json=as_json)
-
-
-def list_directory_jobs(data: str, *, as_json: bool) -> int:
-    """Print all jobs of a directory; return exit status 1 if a decision is corrupted.
+def list_jobs(options: Namespace) -> int | Coroutine[Any, Any, int]:
+    """Print all jobs of a directory or a server; return exit status 1 if a decision is corrupted.
 
     Raises UsageError, OSError.
     """
-    jobs, faults = _read_jobs(open_disk(data))
-    _print_jobs(jobs, as_json=as_json)
+    if options.data is None:
+        return _list_server_jobs(options)
+    jobs, faults = _read_jobs(open_disk(options.data))
+    _print_jobs(jobs, as_json=options.json)
     for fault in faults:
         system.note(fault)
     return FAILED if faults else OK
 
 
-def show(source: ConnectOptions | str, job: str, *, as_json: bool) -> int:
+async def _list_server_jobs(options: Namespace) -> int:
+    _print_jobs(await fetch(options, "/api/jobs"), as_json=options.json)
+    return OK
+
+
+def show(options: Namespace) -> int:
     """Print one job, of a server over 0xD3 or of a directory.
 
     Raises Refused (UNKNOWN_JOB), UsageError, OSError.
     """
+    source, job = source_of(options), options.job
     if isinstance(source, str):
         jobs, _ = _read_jobs(open_disk(source))
         fields = next((fields for fields in jobs if fields["job"] == job), None)
         if fields is None:
             raise unknown_job(job)
     else:
-        fields = _to_json(job, _ask_server(source, job, Decision.QUERY))
-    if as_json:
+        fields = job_to_json(job, "", _ask_server(source, job, Decision.QUERY), 0)
+        fields = {name: value for name, value in fields.items() if name not in ("token", "bytes")}
+    if options.json:
         system.put(json.dumps(fields))
     else:
         system.put_all(
             f"{name:9}  {format_value(value)}" for name, value in fields.items() if name != "refused_rows"
         )
-        system.put_all(f"{'':9}  {_refused_row_of(row)}" for row in fields["refused_rows"])
+        for row in fields["refused_rows"]:
+            system.put(f"{'':9}  {RefusedRow(**row | {'code': ErrorCode[row['code']]})}")
     return OK
 
 
-def abort(source: ConnectOptions | str, job: str) -> int:
+def abort(options: Namespace) -> int:
     """Drop a job that is not committed.
 
     Raises Refused (UNKNOWN_JOB, JOB_DECIDED), LogBusy while a process has the directory, UsageError, OSError.
     """
+    source, job = source_of(options), options.job
     if isinstance(source, str):
         _abort_in_directory(open_disk(source), job)
     else:
@@ -98,14 +103,8 @@ def _ask_server(connect_options: ConnectOptions, job: str, decision: Decision) -
     wait_reporter = WaitReporter(NO_PORT)
     wait_reporter.get_cause = lambda: last_failure
     with wait_reporter.report_in_thread():
-        return decide(
-            connect_options.addresses,
-            job,
-            decision,
-            token=connect_options.token,
-            tls=connect_options.tls,
-            failed=note_failure,
-        )
+        addresses, token, tls = connect_options
+        return decide(addresses, job, decision, token=token, tls=tls, failed=note_failure)
 
 
 def _abort_in_directory(disk: Disk, job: str) -> None:
@@ -142,28 +141,17 @@ def _read_jobs(disk: Disk) -> tuple[list[dict[str, Any]], list[str]]:
     return jobs + list(staged.values()), [str(fault) for fault in corrupted.values()]
 
 
-def _to_json(job: str, status: JobStatus) -> dict[str, Any]:
-    fields = job_to_json(job, "", status, 0)
-    return {name: value for name, value in fields.items() if name not in ("token", "bytes")}
-
-
-def _refused_row_of(row: dict[str, Any]) -> RefusedRow:
-    return RefusedRow(**row | {"code": ErrorCode[row["code"]]})
-
-
-def _print_jobs(jobs: Sequence[dict[str, Any]], *, as_json: bool) -> int:
+def _print_jobs(jobs: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         system.put_all(map(json.dumps, jobs))
-        return OK
+        return
     system.put(_format_line(dict(zip(_COLUMNS, _COLUMNS, strict=True))))
-    system.put_all(_format_line(job) for job in jobs)
-    return OK
+    system.put_all(map(_format_line, jobs))
 
 
 def _format_line(job: dict[str, Any]) -> str:
-    numbers = "  ".join(f"{_format_number(job[name]):>11}" for name in _COLUMNS[2:7])
+    numbers = "  ".join(f"{format_value(job[name]):>11}" for name in _COLUMNS[2:7])
     return f"{job['job']:24}  {job['state']:9}  {numbers}  {job['token']}".rstrip()
 
 
-def _format_number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+VERBS = {"list": list_jobs, "show": show, "abort": abort}

@@ -5,29 +5,28 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from delta_prop.commands.connect_options import read_position
 from delta_prop.delivery.cursors import cursors_corruption
-from delta_prop.directory.log_positions import EARLIEST, LATEST, parse_position, reached_offset
+from delta_prop.directory.log_positions import EARLIEST, LATEST, reached_offset
 from delta_prop.directory.readonly_log import open_disk, open_readonly_log, snapshot_to_json
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
 from delta_prop_broker.corruption import REPAIR, LogCorrupted
-from delta_prop_broker.readonly.inspect import (
-    inspect,
-    inspect_checkpoints,
-    inspect_snapshots,
-    start_offset,
-)
+from delta_prop_broker.readonly.inspect import inspect, inspect_checkpoints, inspect_snapshots, start_offset
 from delta_prop_broker.retention.snapshot import SnapshotFacts, snapshot_path
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.control_rows import ControlType, control_type, refused_code
+from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator
 
     from delta_prop.directory.log_positions import LogPosition
@@ -41,26 +40,15 @@ _REPORTED_MAX = 20
 _COLUMNS = ("offset", "time", "lamport", "dot", "op", "vector")
 
 
-@dataclass(frozen=True, slots=True)
-class LogRange:
-    """Range of a log: from `start` on, up to `count` rows (None: all)."""
-
-    data: str
-    start: str | None = None
-    count: int | None = None
-
-
 # --- show
 
 
-def show(log_range: LogRange, *, as_json: bool) -> int:
+def show(options: Namespace) -> int:
     """Print one line per row, no-ops too. Raises UsageError, LogCorrupted, OSError."""
-    position = (
-        EARLIEST if log_range.start is None else parse_position("--start", log_range.start, system.wall_us())
-    )
-    with open_readonly_log(log_range.data) as (disk, log, _):
+    position = read_position("--start", options.start, EARLIEST)
+    with open_readonly_log(options.data) as (disk, log, _):
         start = reached_offset(position, log)
-        if not as_json:
+        if not options.json:
             snapshot = snapshot_to_json(log)
             if snapshot is not None:
                 system.put(
@@ -69,8 +57,9 @@ def show(log_range: LogRange, *, as_json: bool) -> int:
                 )
             system.put(_format_row(dict(zip(_COLUMNS, _COLUMNS, strict=True))))
         _note_removed(disk, start)
-        rows = islice(_read_rows(log, start), log_range.count)
-        system.put_all(json.dumps(row, ensure_ascii=False) if as_json else _format_row(row) for row in rows)
+        rows = islice(_read_rows(log, start), options.count)
+        to_line_of = partial(json.dumps, ensure_ascii=False) if options.json else _format_row
+        system.put_all(map(to_line_of, rows))
     return OK
 
 
@@ -89,11 +78,10 @@ def _frame_rows(location: FrameLocation) -> Iterator[dict[str, Any]]:
             "dot": str(batch.dot(row)),
         }
         if batch.is_control:
-            fields |= _control_fields(batch, row)
+            yield fields | _control_fields(batch, row)
         else:
-            fields |= {"op": kind_name(batch.operation(row).kind)}
-            fields |= {"namespace": batch.namespaces[row], "vector_id": batch.keys[row]}
-        yield fields
+            vector = {"namespace": batch.namespaces[row], "vector_id": batch.keys[row]}
+            yield fields | {"op": kind_name(batch.operation(row).kind)} | vector
 
 
 def _control_fields(batch: Batch, row: int) -> dict[str, Any]:
@@ -116,37 +104,24 @@ def _format_row(row: dict[str, Any]) -> str:
 # --- verify
 
 
-def verify(data: str, *, as_json: bool) -> int:
+def verify(options: Namespace) -> int:
     """Read and check everything; return exit status 1 and report every corruption if there is one.
 
     A torn tail that was never synced is not a corruption: a writer may be writing it, or was killed. Raises
     FormatUnknown, OSError.
     """
-    disk = open_disk(data, allow_corrupt=True)
+    disk = open_disk(options.data, allow_corrupt=True)
     report = _scan_log(disk)
     if report.corruptions:  # a writer may have removed a segment during the scan: real corruption stays
         report = _scan_log(disk)
-    fields: dict[str, Any] = {
-        "intact": not report.corruptions,
-        "frames": report.frames,
-        "deltas": report.rows,
-    }
-    fields |= {"bytes": report.bytes, "start_offset": report.start_offset, "next_offset": report.next_offset}
-    fields |= {"torn_tail": report.torn_tail is not None, "corruptions": len(report.corruptions)}
-    fields |= {"snapshots": len(report.snapshots), "snapshot_rows": sum(report.snapshots.values())}
-    fields |= {"snapshot_offset": max(report.snapshots, default=None), "checkpoints": report.checkpoints}
-    if as_json:
-        system.put(
-            json.dumps(
-                fields
-                | {
-                    "first_corruption": _corruption_to_json(report.corruptions[0])
-                    if report.corruptions
-                    else None
-                }
-            )
-        )
-        return FAILED if report.corruptions else OK
+    if options.json:
+        system.put(json.dumps(_report_to_json(report)))
+    else:
+        _put_report(report)
+    return FAILED if report.corruptions else OK
+
+
+def _put_report(report: _VerifyReport) -> None:
     state = f"{len(report.corruptions)} corruptions" if report.corruptions else "intact"
     system.put(
         f"{report.rows:,} deltas in {report.frames:,} frames of {report.bytes:,} bytes, "
@@ -169,7 +144,20 @@ def verify(data: str, *, as_json: bool) -> int:
         system.note(f"and {len(report.corruptions) - _REPORTED_MAX} more")
     if report.corruptions:
         system.note(f"nothing was changed; {REPAIR}")
-    return FAILED if report.corruptions else OK
+
+
+def _report_to_json(report: _VerifyReport) -> dict[str, Any]:
+    fields: dict[str, Any] = {"intact": not report.corruptions, "frames": report.frames}
+    fields |= {"deltas": report.rows, "bytes": report.bytes}
+    fields |= {"start_offset": report.start_offset, "next_offset": report.next_offset}
+    fields |= {"torn_tail": report.torn_tail is not None, "corruptions": len(report.corruptions)}
+    fields |= {"snapshots": len(report.snapshots), "snapshot_rows": sum(report.snapshots.values())}
+    fields |= {"snapshot_offset": max(report.snapshots, default=None), "checkpoints": report.checkpoints}
+    if not report.corruptions:
+        return fields | {"first_corruption": None}
+    first = report.corruptions[0]
+    corruption = {"file": first.path, "position": first.position, "start_offset": first.offset}
+    return fields | {"first_corruption": corruption | {"next_offset": first.end, "reason": first.reason}}
 
 
 @dataclass(slots=True)
@@ -197,8 +185,8 @@ def _scan_log(disk: Disk) -> _VerifyReport:
             result.start_offset = result.start_offset if result.frames else entry.logged.offset
             result.frames, result.rows = result.frames + 1, result.rows + entry.logged.count
             result.bytes, result.next_offset = result.bytes + entry.size, entry.logged.next_offset
-        elif _is_torn_tail(entry):
-            result.torn_tail = entry
+        elif entry.position is not None and entry.end is None:
+            result.torn_tail = entry  # after all synced bytes, so no acknowledged delta is lost
         else:
             result.corruptions.append(entry)
     end = max([result.next_offset, *(corruption.end or 0 for corruption in result.corruptions)])
@@ -215,45 +203,35 @@ def _scan_log(disk: Disk) -> _VerifyReport:
     return result
 
 
-def _is_torn_tail(corruption: LogCorrupted) -> bool:
-    """True if the corruption is after all synced bytes, so that no acknowledged delta is lost."""
-    return corruption.position is not None and corruption.end is None
-
-
-def _corruption_to_json(corruption: LogCorrupted) -> dict[str, Any]:
-    return {
-        "file": corruption.path,
-        "position": corruption.position,
-        "start_offset": corruption.offset,
-        "next_offset": corruption.end,
-        "reason": corruption.reason,
-    }
-
-
 # --- export
 
 
-def export(log_range: LogRange, *, output: str | None, as_frames: bool, skip_corrupt: bool) -> int:
-    """Write the log out: deltas as JSON lines, or `as_frames`, the bytes of the log.
+def export(options: Namespace) -> int:
+    """Write the log out: deltas as JSON lines, or the frames of the log; or copy it.
 
     A corruption raises LogCorrupted; with `skip_corrupt` it is reported, and the export continues after it.
     Raises UsageError, OSError.
     """
-    start = (
-        EARLIEST if log_range.start is None else parse_position("--start", log_range.start, system.wall_us())
-    )
-    disk = open_disk(log_range.data, allow_corrupt=skip_corrupt)
+    if options.to is not None:
+        from delta_prop.commands.backup import copy
+
+        other_options = ("start", "count", "output", "skip_corrupt")
+        if options.format != "jsonl" or any(getattr(options, name) for name in other_options):
+            raise UsageError("--to copies the whole log as it is: leave the other options out")
+        return copy(options.data, options.to)
+    start = read_position("--start", options.start, EARLIEST)
+    disk = open_disk(options.data, allow_corrupt=options.skip_corrupt)
     with ExitStack() as exits:
-        if skip_corrupt:
+        if options.skip_corrupt:
             locations = _readable_frames(disk)
         else:
-            _, log, _ = exits.enter_context(open_readonly_log(log_range.data))
+            _, log, _ = exits.enter_context(open_readonly_log(options.data))
             locations = log.frames(log.start_offset)
         if start != LATEST and start.time_us is None:
             _note_removed(disk, start.offset or 0)
-        out = exits.enter_context(system.open_output(output))
-        for location, rows in _select_rows(locations, start, log_range.count):
-            if as_frames:
+        out = exits.enter_context(system.open_output(options.output))
+        for location, rows in _select_rows(locations, start, options.count):
+            if options.format == "frames":
                 out.write(location.logged.head, location.logged.batch.body)
             else:
                 for row in () if location.logged.batch.is_control else rows:
@@ -299,3 +277,6 @@ def _select_rows(
         remaining = None if remaining is None else remaining - len(rows)
         if remaining == 0:
             return
+
+
+VERBS = {"show": show, "verify": verify, "export": export}

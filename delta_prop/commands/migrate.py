@@ -10,21 +10,23 @@ from delta_prop.platform.world import SystemRandomness
 from delta_prop_broker.recovery import migration
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from delta_prop_broker.recovery.migration import MigrationPlan, MigrationReport
 
 OK = 0
 
 
-def migrate(data: str, *, as_json: bool) -> int:
+def migrate(options: Namespace) -> int:
     """Migrate a data directory; print the plan on standard error and the result on standard output.
 
     Raises UsageError, LogBusy, LogCorrupted, CodecMissing, FormatUnknown, InsufficientDiskSpace, OSError.
     """
-    progress = system.Progress()
-    plans: list[MigrationPlan] = []
+    data, progress, bytes_needed = options.data, system.Progress(), 0
 
     def announce(plan: MigrationPlan) -> None:
-        plans.append(plan)
+        nonlocal bytes_needed
+        bytes_needed = plan.bytes_needed
         system.note(_format_plan(data, plan))
 
     def report_progress(done: int, total: int) -> None:
@@ -37,8 +39,11 @@ def migrate(data: str, *, as_json: bool) -> int:
         )
     finally:
         progress.end()
-    if as_json:
-        system.confirm(json.dumps(_to_json(report, plans)))
+    if options.json:
+        fields: dict[str, Any] = {"from_format": report.from_format, "format": report.to_format}
+        fields |= {"completed": report.completed, "segments_rewritten": report.segments_rewritten}
+        fields |= {"bytes_written": report.bytes_written, "control_batches": report.control_batches}
+        system.confirm(json.dumps(fields | {"bytes_needed": bytes_needed}))
     else:
         system.confirm(f"{data}: {_format_result(report)}")
     return OK
@@ -63,10 +68,3 @@ def _format_result(report: MigrationReport) -> str:
         f"format {report.from_format} to {report.to_format}: {report.segments_rewritten} segments "
         f"rewritten, {report.bytes_written:,} bytes, {report.control_batches:,} batches of control rows"
     )
-
-
-def _to_json(report: MigrationReport, plans: list[MigrationPlan]) -> dict[str, Any]:
-    fields: dict[str, Any] = {"from_format": report.from_format, "format": report.to_format}
-    fields |= {"completed": report.completed, "segments_rewritten": report.segments_rewritten}
-    fields |= {"bytes_written": report.bytes_written, "control_batches": report.control_batches}
-    return fields | {"bytes_needed": plans[0].bytes_needed if plans else 0}

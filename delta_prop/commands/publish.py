@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,17 +17,19 @@ import anyio.lowlevel
 from delta_prop.api.propagator import Propagator
 from delta_prop.calls.argument_checks import is_transform
 from delta_prop.client import Producer
+from delta_prop.commands.connect_options import source_of
 from delta_prop.commands.publishers import LineAck, LocalPublisher, RemotePublisher, with_line_number
 from delta_prop.commands.wait_reporter import WaitReporter
-from delta_prop.directory.log_positions import find_name_fault
+from delta_prop.directory.log_positions import check_name_argument
 from delta_prop.platform import system
 from delta_prop_broker.corruption import LogBusy
 from delta_prop_wire.delta import AckLevel, Source
-from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import AsyncIterator
 
     from delta_prop.commands.connect_options import ConnectOptions
@@ -40,47 +42,32 @@ IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
 _YIELD_LINES = 500
 
 
-@dataclass(frozen=True, slots=True)
-class PublishOptions:
-    """The lines to publish and their target: a directory, or a server to connect to.
-
-    `producer`: if None, a random name for this run. `acks`: print the outcome of each line. `level`: the ack
-    level to wait for; if None, durable in a directory, or the highest that the server grants.
-    """
-
-    files: list[str]
-    target: str | ConnectOptions
-    producer: str | None = None
-    acks: bool = False
-    level: AckLevel | None = None
-
-
 @dataclass(slots=True)
 class Totals:
-    """Counts of the lines, except blank ones, by outcome."""
+    """Counts of the lines, except blank ones, by outcome: the last line of the output."""
 
     lines: int = 0
     acknowledged: int = 0
     duplicates: int = 0
     refused: int = 0
     forgotten: int = 0  # lines of an earlier run whose outcome the log no longer holds
+    unanswered: int = 0
     next_offset: int | None = None  # None: a server has acknowledged nothing
     seconds: float = 0.0
 
 
-async def publish(options: PublishOptions) -> int:
+async def publish(options: Namespace) -> int:
     """Publish all lines; return exit status 0 if none was refused. Raises UsageError, Refused, OSError."""
+    target, level = source_of(options), options.ack_level and AckLevel[options.ack_level.upper()]
     name = system.draw_producer_name() if options.producer is None else options.producer
-    fault = find_name_fault("--producer", name, VECTOR_ID_BYTES_MAX)
-    if fault:
-        raise UsageError(fault)
+    check_name_argument("--producer", name, VECTOR_ID_BYTES_MAX)
     source = system.Input(options.files)
     if source.is_typed:
         system.note("reading deltas from standard input; end with Ctrl-D")
     publish_run: _PublishRun | None = None
     wait_reporter = WaitReporter()
     try:
-        async with wait_reporter.report(), _open_publisher(options, name, wait_reporter) as publisher:
+        async with wait_reporter.report(), _open_publisher(target, name, level, wait_reporter) as publisher:
             publish_run = _PublishRun(publisher, acks=options.acks, wait_reporter=wait_reporter)
             await publish_run.run(source)
             if publish_run.totals.next_offset is None:
@@ -95,28 +82,20 @@ async def publish(options: PublishOptions) -> int:
 
 @asynccontextmanager
 async def _open_publisher(
-    options: PublishOptions, name: str, wait_reporter: WaitReporter
+    target: str | ConnectOptions, name: str, level: AckLevel | None, wait_reporter: WaitReporter
 ) -> AsyncIterator[Publisher]:
     """Open the publisher, and let the wait reporter query it. Raises UsageError, Refused, OSError."""
-    if isinstance(options.target, str):
+    if isinstance(target, str):
         try:
-            async with Propagator(data=options.target) as p:
-                level = AckLevel.DURABLE if options.level is None else options.level
-                local = LocalPublisher(p, name, level)
+            async with Propagator(data=target) as p:
+                local = LocalPublisher(p, name, AckLevel.DURABLE if level is None else level)
                 wait_reporter.get_cause = local.waits_for
                 yield local
         except LogBusy as busy:
             raise LogBusy(f"{busy}, or publish to that server with --to HOST:PORT") from None
     else:
-        server = options.target
-        producer = Producer(
-            server.addresses,
-            name=name,
-            token=server.token,
-            tls=server.tls,
-            ack_level=options.level,
-            numbered=True,
-        )
+        addresses, token, tls = target
+        producer = Producer(addresses, name=name, token=token, tls=tls, ack_level=level, numbered=True)
         remote = RemotePublisher(producer)
         wait_reporter.get_cause = remote.waits_for
         async with producer:
@@ -174,22 +153,12 @@ class _PublishRun:
 
     def to_json(self) -> dict[str, object]:
         """Return the totals, for the last line."""
-        totals = self.totals
-        return {
-            "lines": totals.lines,
-            "acknowledged": totals.acknowledged,
-            "duplicates": totals.duplicates,
-            "refused": totals.refused,
-            "forgotten": totals.forgotten,
-            "unanswered": len(self._in_flight_sizes),
-            "next_offset": totals.next_offset,
-            "seconds": round(system.now() - self._started_at, 3),
-        }
+        seconds = round(system.now() - self._started_at, 3)
+        return asdict(replace(self.totals, unanswered=len(self._in_flight_sizes), seconds=seconds))
 
     # --- one line
 
     async def _send(self, number: int, delta: Delta, size: int) -> None:
-        """Send a line. Raises Refused."""
         self._in_flight_sizes[number] = size
         self._in_flight_bytes += size
         try:
@@ -204,7 +173,8 @@ class _PublishRun:
             self._note_acknowledged(number, outcome)
         elif outcome.code is ErrorCode.OUTCOME_UNKNOWN and outcome.retry_after_ms is None:
             self._remove_in_flight(number)
-            self._note_forgotten(number, outcome)
+            self.totals.forgotten += 1
+            self._put_error(number, outcome)
         elif outcome.is_final or outcome.code is ErrorCode.DOT_REUSED:
             self._remove_in_flight(number)
             self._note_refused(number, outcome)
@@ -242,26 +212,21 @@ class _PublishRun:
         totals.acknowledged += 1
         totals.duplicates += ack.duplicate
         totals.next_offset = max(totals.next_offset or 0, offset + 1)
-        if self.acks:
-            self._put({"line": number, "offset": offset, "duplicate": ack.duplicate})
+        self._put({"line": number, "offset": offset, "duplicate": ack.duplicate})
 
     def _note_refused(self, number: int, refusal: Refused) -> None:
         self.totals.refused += 1
-        if self.acks:
-            self._put_error(number, refusal)
-        else:
+        self._put_error(number, refusal)
+        if not self.acks:
             system.note(f"line {number}: {refusal}")
-
-    def _note_forgotten(self, number: int, refusal: Refused) -> None:
-        self.totals.forgotten += 1
-        if self.acks:
-            self._put_error(number, refusal)
 
     def _put_error(self, number: int, refusal: Refused) -> None:
         self._put({"line": number, "error": refusal.code.name, "message": refusal.message})
 
     def _put(self, line: dict[str, object]) -> None:
-        """Print one line. A failure must not reach the pipeline, which may be the caller."""
+        """Print one line for --acks. A failure must not reach the pipeline, which may be the caller."""
+        if not self.acks:
+            return
         try:
             system.put(json.dumps(line, ensure_ascii=False))
         except OSError as error:
@@ -275,7 +240,6 @@ class _PublishRun:
 
 
 def _parse_line(line: bytes) -> Delta:
-    """Parse a line into its delta. Raises InvalidDelta."""
     delta = delta_from_line(line)
     if is_transform(delta):
         raise InvalidDelta(

@@ -6,7 +6,7 @@ A retryable refusal is retried until the line is appended, or until there is no 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import anyio
 
@@ -50,26 +50,6 @@ class LineAck(NamedTuple):
 OutcomeCallback: TypeAlias = "Callable[[LineAck | Refused], None]"
 
 
-class Publisher(Protocol):
-    """Sends lines under their line numbers."""
-
-    async def send(self, number: int, delta: Delta, on_outcome: OutcomeCallback) -> None:
-        """Send a line once there is capacity; call `on_outcome` once, now or later. Raises Refused."""
-        ...
-
-    async def run(self) -> None:
-        """Send until cancelled. Raises Refused if it cannot go on."""
-        ...
-
-    def waits_for(self) -> Exception | None:
-        """Return the reason why lines are unanswered; None if unknown."""
-        ...
-
-    def log_end(self) -> int | None:
-        """Return the next offset of the log; None if unknown."""
-        ...
-
-
 class LocalPublisher:
     """Publishes into a propagator of this process, with the producer state that a client has."""
 
@@ -98,7 +78,7 @@ class LocalPublisher:
         return self._partition.log.next_offset
 
     async def send(self, number: int, delta: Delta, on_outcome: OutcomeCallback) -> None:
-        """Send a line once there is capacity. Raises Refused."""
+        """Send a line once there is capacity; call `on_outcome` once, now or later. Raises Refused."""
         priority = check_and_note([delta], self._pipeline.note_refused)
         if delta.source is Source.REPLICA:
             raise InvalidDelta("source", "replica is reserved for services that forward: give another source")
@@ -218,8 +198,12 @@ class RemotePublisher:
         """Sleep until cancelled: the client has tasks of its own."""
         await anyio.sleep_forever()
 
-    def log_end(self) -> None:
+    def log_end(self) -> int | None:
         """Return None: a producer learns only the offsets of its own deltas."""
+        return None
+
+
+Publisher: TypeAlias = LocalPublisher | RemotePublisher
 
 
 class _LineListener:
@@ -235,7 +219,9 @@ class _LineListener:
 
 def _report(outcome: PublishAck | Refused, on_outcome: OutcomeCallback) -> None:
     if isinstance(outcome, PublishAck):
-        on_outcome(line_ack_of(outcome))
+        offset = outcome.duplicates.get(0, outcome.offset)
+        assert offset is not None, "a duplicate at an unknown offset is not an acknowledgement"
+        on_outcome(LineAck(offset, outcome.duplicate))
     else:
         on_outcome(_earlier_refusal(outcome.code) if outcome.code is ErrorCode.DOT_REUSED else outcome)
 
@@ -254,10 +240,3 @@ def _earlier_refusal(code: ErrorCode) -> Refused:
 def with_line_number(number: int, refusal: Refused) -> Refused:
     """Return the refusal with the line's number in its message."""
     return Refused(refusal.code, f"line {number}: {refusal.message}")
-
-
-def line_ack_of(ack: PublishAck) -> LineAck:
-    """Return the acknowledgement of a line from that of its delta."""
-    offset = ack.duplicates.get(0, ack.offset)
-    assert offset is not None, "a duplicate at an unknown offset is not an acknowledgement"
-    return LineAck(offset, ack.duplicate)

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from delta_prop.delivery.quarantine import Quarantine
 from delta_prop.delivery.quarantine_file import read_all, read_stored
@@ -20,6 +19,7 @@ from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
 
     from delta_prop.delivery.held_deltas import QuarantinedDelta
@@ -31,31 +31,21 @@ OK = 0
 _VECTOR_WIDTH = 28
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantineSelection:
-    """Rejected deltas of one sink: those at `offsets`, or `all`."""
-
-    data: str
-    sink: str
-    offsets: tuple[int, ...] = ()
-    all: bool = False
-
-
 # --- reading
 
 
-def list_(data: str, *, sink: str | None, as_json: bool) -> int:
+def list_(options: Namespace) -> int:
     """Print one line for each quarantined delta. Raises UsageError, QuarantineCorrupted, OSError."""
-    disk, identity = open_directory(data)
+    disk, identity = open_directory(options.data)
     quarantines = read_quarantines(disk, identity.log_id, identity.epoch_end)
     requests = read_pending_requests(disk, identity.log_id)
     rows = [
         _to_json(name, record) | {"requested": _pending_verb(requests, name, record)}
         for name, quarantine in quarantines.items()
-        if sink in (None, name)
+        if options.sink in (None, name)
         for record in quarantine.records()
     ]
-    if as_json:
+    if options.json:
         system.put_all(json.dumps(row, ensure_ascii=False) for row in rows)
         return OK
     system.put(f"{'sink':16}  {'offset':>10}  {'since':24}  {'op':8}  {'vector':{_VECTOR_WIDTH}}  why")
@@ -63,17 +53,16 @@ def list_(data: str, *, sink: str | None, as_json: bool) -> int:
     return OK
 
 
-def show(data: str, sink: str, offset: int, *, as_json: bool) -> int:
+def show(options: Namespace) -> int:
     """Print one quarantined delta in full. Raises UsageError, QuarantineCorrupted, OSError."""
-    disk, identity = open_directory(data)
-    record = _find_record(_read_quarantine(disk, identity, sink), sink, offset)
+    disk, identity = open_directory(options.data)
+    sink = options.sink
+    record = _find_record(_read_quarantine(disk, identity, sink), sink, options.offset)
     fields = _to_json(sink, record) | {"delta": delta_to_json(record.delta)}
-    fields |= {
-        "dot": str(record.logged.batch.dot(record.row)),
-        "parents": [_format_parent(parent) for parent in record.parents],
-    }
+    fields["dot"] = str(record.logged.batch.dot(record.row))
+    fields["parents"] = [one.hex() if isinstance(one, bytes) else str(one) for one in record.parents]
     fields["requested"] = _pending_verb(read_pending_requests(disk, identity.log_id), sink, record)
-    if as_json:
+    if options.json:
         system.put(json.dumps(fields, ensure_ascii=False))
     else:
         system.put_all(
@@ -125,10 +114,6 @@ def _format_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _format_parent(parent: object) -> str:
-    return parent.hex() if isinstance(parent, bytes) else str(parent)
-
-
 def _read_quarantine(disk: Disk, identity: Identity, sink: str) -> Quarantine:
     stored = read_stored(disk, sink, identity.epoch_end)
     if stored is None or stored.log_id != identity.log_id:
@@ -150,17 +135,18 @@ def _find_record(quarantine: Quarantine, sink: str, offset: int) -> QuarantinedD
 # --- requests
 
 
-def submit_action(selection: QuarantineSelection, verb: Literal["replay", "drop"]) -> int:
+def submit_action(options: Namespace) -> int:
     """Request that rejected deltas are applied once more, or dropped; the deltas that they block follow.
 
     Raises UsageError, QuarantineCorrupted, OSError.
     """
-    if bool(selection.offsets) == selection.all:
-        raise UsageError(f"quarantine {verb} {selection.sink}: give offsets, or --all")
-    disk, identity = open_directory(selection.data)
-    quarantine = _read_quarantine(disk, identity, selection.sink)
-    for offset in selection.offsets:
-        record = _find_record(quarantine, selection.sink, offset)
+    verb, sink, offsets = options.quarantine_verb, options.sink, options.offsets
+    if bool(offsets) == options.all:
+        raise UsageError(f"quarantine {verb} {sink}: give offsets, or --all")
+    disk, identity = open_directory(options.data)
+    quarantine = _read_quarantine(disk, identity, sink)
+    for offset in offsets:
+        record = _find_record(quarantine, sink, offset)
         if record.is_blocked:
             raise UsageError(
                 f"offset {offset}: it was not rejected, but is blocked by {record.blocked_by}: name that one"
@@ -168,13 +154,11 @@ def submit_action(selection: QuarantineSelection, verb: Literal["replay", "drop"
         if verb == "drop" and record.reason is None:
             raise UsageError(f"offset {offset}: it was not rejected, but waits to be replayed: replay it")
     records = quarantine.records()
-    count = len(selection.offsets) or sum(not record.is_blocked for record in records)
+    count = len(offsets) or sum(not record.is_blocked for record in records)
     if not count:
-        system.confirm(f"nothing to {verb}: the quarantine of sink {selection.sink!r} is empty")
+        system.confirm(f"nothing to {verb}: the quarantine of sink {sink!r} is empty")
         return OK
-    blocked = sum(
-        record.is_blocked and (selection.all or record.blocked_by in selection.offsets) for record in records
-    )
-    subject = f"{verb} for sink {selection.sink!r} (rejected: {count:,}, blocked by them: {blocked:,})"
-    submit_request(selection.data, verb, selection.sink, tuple(sorted(set(selection.offsets))), subject)
+    blocked = sum(record.is_blocked and (options.all or record.blocked_by in offsets) for record in records)
+    subject = f"{verb} for sink {sink!r} (rejected: {count:,}, blocked by them: {blocked:,})"
+    submit_request(options.data, verb, sink, tuple(sorted(set(offsets))), subject)
     return OK

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delta_prop.directory.log_positions import escape_unprintable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NAME_CHARS = 20
@@ -67,9 +67,9 @@ def _render_header(now: StatusSample, before: StatusSample | None, name: str) ->
         f"log      offsets {log['start_offset']:,} to {log['next_offset']:,}, "
         f"high watermark {log['high_watermark']:,}; "
         f"{format_bytes(log['bytes'])} of {format_bytes(log['bytes_max'])}",
-        f"in       {rate('deltas_in')} deltas/s  {rate.bytes('bytes_in')}/s  accepted "
+        f"in       {rate('deltas_in')} deltas/s  {rate('bytes_in', format_bytes)}/s  accepted "
         f"{status['accepted']:,}  duplicates {status['duplicates']:,}  refused {status['refused']:,}",
-        f"out      {rate('deltas_out')} deltas/s  {rate.bytes('bytes_out')}/s"
+        f"out      {rate('deltas_out')} deltas/s  {rate('bytes_out', format_bytes)}/s"
         + (f"  nacks: {nacks}" if nacks else ""),
         f"queue    {queue['depth']:,} of {queue['capacity']:,}  waiting for dependencies "
         f"{status['pending']['pending_deltas']:,}  pressure: {pressure['level']}{limit}{paced_by}",
@@ -89,32 +89,22 @@ class _Rates:
         self._before = None if before is None else before.status["server"]
         self._elapsed_s = 0.0 if before is None else now.at_s - before.at_s
 
-    def __call__(self, counter: str) -> str:
-        growth = self._rate(counter)
-        return f"{'-' if growth is None else f'{growth:,.0f}':>9}"
-
-    def bytes(self, counter: str) -> str:
-        """Return the growth of a byte counter per second."""
-        growth = self._rate(counter)
-        return f"{'-' if growth is None else format_bytes(growth):>9}"
-
-    def _rate(self, counter: str) -> float | None:
+    def __call__(self, counter: str, format_: Callable[[float], str] = "{:,.0f}".format) -> str:
         if self._before is None or self._elapsed_s <= 0:
-            return None
-        growth: int = self._now[counter] - self._before[counter]
-        return max(growth, 0) / self._elapsed_s  # a restart resets the counter
+            return f"{'-':>9}"
+        growth = self._now[counter] - self._before[counter]
+        return f"{format_(max(growth, 0) / self._elapsed_s):>9}"  # a restart resets the counter
 
 
 # --- sinks and connections
 
 
 def _render_sinks(now: StatusSample, before: StatusSample | None, rows_max: int) -> list[str]:
-    header = (
+    offsets_before = {} if before is None else {sink["name"]: sink["applied_offset"] for sink in before.sinks}
+    lines = [
         f"{'sink':{_NAME_CHARS}}  {'state':13}  {'offset':>13}  {'lag':>11}  {'lag time':>8}  "
         f"{'deltas/s':>9}  quarantined"
-    )
-    offsets_before = {} if before is None else {sink["name"]: sink["applied_offset"] for sink in before.sinks}
-    lines = [header]
+    ]
     for sink in _select_worst(now.sinks, rows_max):
         rate = "-"
         offset_before = offsets_before.get(sink["name"])
@@ -131,29 +121,28 @@ def _render_sinks(now: StatusSample, before: StatusSample | None, rows_max: int)
 
 def _render_connections(now: StatusSample, before: StatusSample | None, rows_max: int) -> list[str]:
     connections = now.status["connections"]
-    subscribed, catching_up = (
-        sum(connection[key] for connection in connections) for key in ("subscribed", "catching_up")
+    subscribed, catching_up, standby_count = (
+        sum(connection.get(key, False) for connection in connections)
+        for key in ("subscribed", "catching_up", "standing_by")
     )
-    standby_count = sum(connection.get("standing_by", False) for connection in connections)
     standby = f", {standby_count:,} standing by" if standby_count else ""
     lines = [
         f"{len(connections):,} connections, {subscribed:,} subscribed, {catching_up:,} catching up{standby}"
     ]
     if not connections:
         return lines
-    header = (
+    lines.append(
         f"{'client':{_NAME_CHARS}}  {'address':22}  {'token':12}  {'since':>8}  {'open':>6}  {'lag':>11}  "
         "lag time"
     )
     for connection in _select_worst(connections, rows_max - 1):
+        lag = "stands by" if connection.get("standing_by") else _format_count(connection["lag"])
         lines.append(
             f"{_format_name(connection['client'] or '-')}  {connection['address']:22}  "
-            f"{(connection['token'] or '-'):12.12}  "
-            f"{format_duration(connection['seconds']):>8}  {connection['pending_frames']:>6,}  "
-            f"{'stands by' if connection.get('standing_by') else _format_count(connection['lag']):>11}  "
-            f"{format_lag(connection['lag_s']):>8}"
+            f"{(connection['token'] or '-'):12.12}  {format_duration(connection['seconds']):>8}  "
+            f"{connection['pending_frames']:>6,}  {lag:>11}  {format_lag(connection['lag_s']):>8}"
         )
-    return [lines[0], header, *lines[1:], *_render_more(len(connections), rows_max - 1)]
+    return lines + _render_more(len(connections), rows_max - 1)
 
 
 def _render_groups(now: StatusSample, rows_max: int) -> list[str]:

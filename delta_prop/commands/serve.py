@@ -6,6 +6,7 @@ Standard output gets exactly one line, once clients are accepted; all else goes 
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from shlex import quote
@@ -15,20 +16,23 @@ import anyio
 
 from delta_prop.api.propagator import Propagator
 from delta_prop.calls.refusals import ForeignSinkData
-from delta_prop.commands.cleanup import remove_on_failure
 from delta_prop.commands.configure import load
 from delta_prop.commands.server_logging import write_logs_to
 from delta_prop.commands.startup import check_startup, explain_listen_failure
 from delta_prop.configuration.values import with_path
+from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.platform import system
 from delta_prop.platform.world import real_world
 from delta_prop.server.http import HttpPort
 from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.service import Service
+from delta_prop_broker.segments.paths import FORMAT_PATH, LOCK_PATH
+from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from argparse import Namespace
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -38,6 +42,19 @@ if TYPE_CHECKING:
 
 OK = 0
 logger = logging.getLogger("delta_prop.serve")
+
+
+def run_serve(options: Namespace) -> Coroutine[Any, Any, int]:
+    """Return the coroutine that serves as the command says. Raises UsageError."""
+    given_options = {
+        "": {"data": options.data},
+        "server": {name: getattr(options, name) for name in ("host", "port", "http_port", "allow_anonymous")},
+        "log": {"read_level": options.read_level and AckLevel[options.read_level.upper()]},
+        "access": {"tokens": options.tokens},
+        "logging": {"level": options.log_level, "format": options.log_format},
+    }
+    configuration = build_configuration(options.config, given_options, rebuild=options.rebuild or ())
+    return serve(configuration, command_line=options.command)
 
 
 def build_configuration(
@@ -177,29 +194,28 @@ class _ServerRun:
 
     async def _serve(self, http_port: int) -> None:
         """Open the log, attach sinks, listen, report ready, and serve until the service ends."""
-        data = self._configuration.data
+        configuration, data = self._configuration, self._configuration.data
         assert data is not None
+        propagator = Propagator(configuration.settings, data=data, log=configuration.log, world=self._world)
         with remove_on_failure(data) as keep_directory:
-            await self._serve_log(http_port, keep_directory)
+            async with propagator as p:
+                self._server_status.propagator = p
+                try:
+                    await self._serve_log(p, http_port, keep_directory)
+                finally:
+                    self._server_status.propagator = None
 
-    async def _serve_log(self, http_port: int, keep_directory: Callable[[], None]) -> None:
-        configuration, server_status = self._configuration, self._server_status
-        async with Propagator(
-            configuration.settings, data=configuration.data, log=configuration.log, world=self._world
-        ) as p:
-            server_status.propagator = p
-            try:
-                with p.internals().sinks.attach_together():
-                    await self._attach(p)
-                service = Service(p, configuration.server, access=self._access, tls=configuration.served_tls)
-                async with anyio.create_task_group() as tasks:
-                    with explain_listen_failure("port", configuration.server.host):
-                        address = await tasks.start(service.run)
-                    self._service = server_status.service = service
-                    keep_directory()
-                    self._report_ready(address.port, http_port, p)
-            finally:
-                server_status.propagator = None
+    async def _serve_log(self, p: Propagator, http_port: int, keep_directory: Callable[[], None]) -> None:
+        configuration = self._configuration
+        with p.internals().sinks.attach_together():
+            await self._attach(p)
+        service = Service(p, configuration.server, access=self._access, tls=configuration.served_tls)
+        async with anyio.create_task_group() as tasks:
+            with explain_listen_failure("port", configuration.server.host):
+                address = await tasks.start(service.run)
+            self._service = self._server_status.service = service
+            keep_directory()
+            self._report_ready(address.port, http_port, p)
 
     async def _attach(self, propagator: Propagator) -> None:
         """Attach all sinks. Raises one SinkDataMismatch with the fix for all of them."""
@@ -241,3 +257,39 @@ class _ServerRun:
         )
         system.freeze_heap()
         system.confirm(f"ready port={port} http={http_port}")
+
+
+@contextmanager
+def remove_on_failure(data: str) -> Iterator[Callable[[], None]]:
+    """Remove the data directory that the block creates, and created parent directories, if the block raises.
+
+    Only a log without a single delta is removed, and only under the directory's lock, because another process
+    may have started there meanwhile. Yields a function, which the block calls once the directory must stay.
+    """
+    was_absent = system.is_absent_or_empty(data)
+    missing = system.find_missing_directories(data)
+    stay_calls = list[bool]()
+    try:
+        yield lambda: stay_calls.append(True)
+    except Exception:
+        if was_absent and not stay_calls:
+            with suppress(OSError, DeltaPropError):  # the start's own error is the one to raise
+                _remove_log(data)
+            for directory in missing:
+                system.remove_empty_directory(directory)
+        raise
+
+
+def _remove_log(data: str) -> None:
+    """Remove a log in which no delta was ever written. Raises DeltaPropError, OSError."""
+    disk = system.open_disk_at(data)
+    lock = disk.lock(LOCK_PATH)
+    try:
+        if FORMAT_PATH in disk.list(""):
+            with open_readonly_log(data) as (_, log, report):
+                pass  # the counts stay readable after the log is closed
+            if log.next_offset or report.bytes:
+                return
+        system.remove_content(data)
+    finally:
+        lock.release()

@@ -131,12 +131,5 @@ def _format_time(record: logging.LogRecord) -> str:
 
 def _lost_record(lines: int) -> logging.LogRecord:
     message = "lines of this log were dropped: standard error is read too slowly"
-    return logging.makeLogRecord(
-        {
-            "name": LOGGER_NAME,
-            "levelno": logging.WARNING,
-            "levelname": "WARNING",
-            "msg": message,
-            "lines": lines,
-        }
-    )
+    fields = {"name": LOGGER_NAME, "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
+    return logging.makeLogRecord(fields | {"lines": lines})

@@ -1,153 +1,166 @@
-"""Argument parsers of `serve`, `top` and `config`; load no module that runs them."""
+"""Argument parsers of `serve`, `top`, `config` and `trace`; load no module that runs them."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands.parsers import add_server_arguments, add_verb_parser, parse_directory
+from delta_prop.commands.parsers import (
+    TIME_HELP,
+    add_data_argument,
+    add_flag,
+    add_json_argument,
+    add_option,
+    add_server_arguments,
+    add_source_arguments,
+    add_start_argument,
+    add_subverbs,
+    add_verb_parser,
+)
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from delta_prop.commands.parsers import Runner
+    from collections.abc import Coroutine
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "text")
 
 
-def add_server_verbs(verbs: Any, run: Runner) -> None:
-    """Add the verbs; `run` runs a coroutine to its end."""
-    _add_serve(verbs, run)
-    _add_top(verbs, run)
-    _add_config(verbs, run)
+def add_server_verbs(verbs: Any) -> None:
+    """Add the verbs."""
+    _add_serve(verbs)
+    top = add_verb_parser(
+        verbs,
+        "top",
+        "a live view of a server: rates, queue, sinks, connections",
+        "top --http localhost:7374",
+        _run_top,
+        description="Redraws each second until it is interrupted; draws once if output is not a terminal.",
+    )
+    add_server_arguments(top, "--http", "the server's HTTP port")
+    add_flag(top, "--once", "draw once and end")
+    _add_config(verbs)
+    _add_trace(verbs)
 
 
-# --- serve
-
-
-def _add_serve(verbs: Any, run: Runner) -> None:
+def _add_serve(verbs: Any) -> None:
     parser = add_verb_parser(
         verbs,
         "serve",
         "serve a data directory to producers and subscribers",
         "serve --data facts --port 7373",
+        _run_serve,
         description="Prints `ready port=… http=…` once clients are accepted. SIGTERM and SIGINT answer "
         "pending batches, notify clients and end; a second one ends at once. SIGHUP reloads the token file.",
     )
-    parser.add_argument("--config", metavar="FILE", help="a configuration in TOML; options override it")
-    parser.add_argument(
-        "--data", metavar="DIR", type=parse_directory, help="the data directory; created if needed"
-    )
-    parser.add_argument("--host", metavar="H", help="address to listen on; default: 127.0.0.1")
-    parser.add_argument("--port", metavar="P", type=int, help="port for 0xD3; 0: any free one; default: 7373")
-    parser.add_argument(
-        "--http-port", metavar="P", type=int, help="port for HTTP; 0: any free one; default: 7374"
-    )
+    add_option(parser, "--config", "FILE", "a configuration in TOML; options override it")
+    add_data_argument(parser, "the data directory; created if needed", required=False)
+    add_option(parser, "--host", "H", "address to listen on; default: 127.0.0.1")
+    add_option(parser, "--port", "P", "port for 0xD3; 0: any free one; default: 7373", type=int)
+    add_option(parser, "--http-port", "P", "port for HTTP; 0: any free one; default: 7374", type=int)
     parser.add_argument(
         "--read-level",
         choices=("logged", "durable"),
         help="rows that readers see: synced ones (durable, the default), or all written ones (logged)",
     )
-    parser.add_argument(
-        "--tokens", metavar="FILE", help="the token file; without it every client may do everything"
-    )
+    add_option(parser, "--tokens", "FILE", "the token file; without it every client may do everything")
     parser.add_argument(
         "--allow-anonymous",
         action="store_true",
         default=None,
         help="serve without tokens even if other machines can connect",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--rebuild",
-        metavar="SINK",
+        "SINK",
+        "at this start, replace this sink's data from the log; may be given several times",
         action="append",
-        help="at this start, replace this sink's data from the log; may be given several times",
     )
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="default: info")
     parser.add_argument("--log-format", choices=LOG_FORMATS, help="default: text on a terminal, else json")
 
-    def run_verb(options: Namespace) -> int:
-        from delta_prop.commands.serve import build_configuration, serve
-        from delta_prop_wire.delta import AckLevel
 
-        level = options.read_level and AckLevel[options.read_level.upper()]
-        given_options = {
-            "": {"data": options.data},
-            "server": {
-                "host": options.host,
-                "port": options.port,
-                "http_port": options.http_port,
-                "allow_anonymous": options.allow_anonymous,
-            },
-            "log": {"read_level": level},
-            "access": {"tokens": options.tokens},
-            "logging": {"level": options.log_level, "format": options.log_format},
-        }
-        configuration = build_configuration(options.config, given_options, rebuild=options.rebuild or ())
-        return run(lambda: serve(configuration, command_line=options.command))
-
-    parser.set_defaults(run=run_verb)
-
-
-# --- top
-
-
-def _add_top(verbs: Any, run: Runner) -> None:
-    parser = add_verb_parser(
-        verbs,
-        "top",
-        "a live view of a server: rates, queue, sinks, connections",
-        "top --http localhost:7374",
-        description="Redraws each second until it is interrupted; draws once if output is not a terminal.",
-    )
-    add_server_arguments(parser, "--http", "the server's HTTP port")
-    parser.add_argument("--once", action="store_true", help="draw once and end")
-
-    def run_verb(options: Namespace) -> int:
-        from delta_prop.commands.connect_options import connect_options_of
-        from delta_prop.commands.top import show_top
-
-        connect_options = connect_options_of(options)
-        return run(lambda: show_top(connect_options, once=options.once))
-
-    parser.set_defaults(run=run_verb)
-
-
-# --- config
-
-
-def _add_config(verbs: Any, run: Runner) -> None:
+def _add_config(verbs: Any) -> None:
     parser = add_verb_parser(
         verbs,
         "config",
         "check a server's configuration, or show it with all defaults",
         "config check delta-prop.toml",
+        _run_config,
         description="A configuration is a TOML file; environment variables such as "
         "DELTA_PROP_SERVER__HEARTBEAT_INTERVAL_S=3 override its keys, here as in serve.",
     )
-    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="config_verb", required=True)
-    check = add_verb_parser(
-        subverbs, "check", "print one line: valid, or the first error", "config check delta-prop.toml"
-    )
+    subverbs = add_subverbs(parser, "config")
+    help_ = "print one line: valid, or the first error"
+    check = add_verb_parser(subverbs, "check", help_, "config check delta-prop.toml")
     check.add_argument("file", metavar="FILE")
-    check.set_defaults(run=partial(_check_config, run))
+    help_ = "every key with its value, as TOML"
+    show = add_verb_parser(subverbs, "show", help_, "config show delta-prop.toml")
+    add_option(show, "file", "FILE", "without it: all defaults", nargs="?")
+    add_json_argument(show, "one JSON object instead")
 
-    show = add_verb_parser(
-        subverbs, "show", "every key with its value, as TOML", "config show delta-prop.toml"
+
+def _add_trace(verbs: Any) -> None:
+    parser = add_verb_parser(
+        verbs,
+        "trace",
+        "record times and sizes of deltas, without names and content",
+        "trace record --from localhost:7373 --to monday.trace --for 10m",
+        _run_trace,
+        description="`simulate` replays a recording, e.g. to try this traffic on a slower sink.",
     )
-    show.add_argument("file", metavar="FILE", nargs="?", help="without it: all defaults")
-    show.add_argument("--json", action="store_true", help="one JSON object instead")
-    show.set_defaults(run=_show_config)
+    subverbs = add_subverbs(parser, "trace")
+    record = add_verb_parser(
+        subverbs,
+        "record",
+        "write a log's past or coming traffic to a file",
+        "trace record --data facts --to monday.trace --start 2026-01-31T12:00:00Z --for 1h",
+        description="Writes times, sizes, operations, priorities, and hashes of names under a salt that is "
+        "discarded. Records new deltas of a server, or those in a directory's log.",
+    )
+    add_source_arguments(record, "--from")
+    add_option(record, "--to", "FILE", "a new file", required=True)
+    add_start_argument(record, "latest for a server, earliest for a directory", f"an offset, or {TIME_HELP}")
+    add_option(
+        record,
+        "--until",
+        "POSITION",
+        "as for --start; latest is the present end of the log; default: latest for a directory; for a "
+        "server, until --for is over or the command is interrupted",
+    )
+    add_option(record, "--for", "TIME", "span of the traffic to record: 90s, 10m, 2h or 1d", dest="span")
+    help_ = "summarize a recording"
+    show = add_verb_parser(subverbs, "show", help_, "trace show monday.trace")
+    show.add_argument("file", metavar="FILE")
+    add_json_argument(show)
 
 
-def _check_config(run: Runner, options: Namespace) -> int:
-    from delta_prop.commands.configure import check
-
-    return run(lambda: check(options.file))
+# --- running
 
 
-def _show_config(options: Namespace) -> int:
-    from delta_prop.commands.configure import show
+def _run_serve(options: Namespace) -> Coroutine[Any, Any, int]:
+    from delta_prop.commands.serve import run_serve
 
-    return show(options.file, as_json=options.json)
+    return run_serve(options)
+
+
+def _run_top(options: Namespace) -> Coroutine[Any, Any, int]:
+    from delta_prop.commands.top import show_top
+
+    return show_top(options)
+
+
+def _run_config(options: Namespace) -> int | Coroutine[Any, Any, int]:
+    from delta_prop.commands.configure import check, show
+
+    return check(options) if options.config_verb == "check" else show(options)
+
+
+def _run_trace(options: Namespace) -> int | Coroutine[Any, Any, int]:
+    if options.trace_verb == "record":
+        from delta_prop.commands.trace_record import record
+
+        return record(options)
+    from delta_prop.commands.trace_summary import show_trace
+
+    return show_trace(options)

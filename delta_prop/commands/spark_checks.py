@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.commands.connect_options import connect_options_of
-from delta_prop.directory.log_positions import LATEST, find_name_fault, parse_position
+from delta_prop.directory.log_positions import check_name_argument
 from delta_prop.directory.readonly_log import open_disk
 from delta_prop.platform import system as files
 from delta_prop.spark import system
-from delta_prop.spark.jobs.formats import format_of
+from delta_prop.spark.arguments import format_of
 from delta_prop.spark.option_values import PRODUCER_BYTES_MAX
 from delta_prop.spark.options import Remote
 from delta_prop.spark.service_checks import check_on_driver, check_publishes
@@ -23,8 +23,6 @@ from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from delta_prop.directory.log_positions import LogPosition
 
 _ARGUMENT_NAMES = {"tlsCa": "--tls-ca", "tlsCertificate": "--tls-certificate", "tlsKey": "--tls-key"}
 
@@ -37,15 +35,12 @@ def check_tables(paths: list[str], options: Namespace, formats: str = "Parquet, 
     for path in paths:
         format_of(path, getattr(options, "format", None))
         local_path = _local_path(path, options.master)
-        if (
-            local_path is not None
-            and not any(letter in local_path for letter in "*?[{")
-            and not system.path_exists(local_path)
-        ):
+        is_pattern = local_path is None or any(letter in local_path for letter in "*?[{")
+        if local_path is not None and not is_pattern and not system.path_exists(local_path):
             raise UsageError(f"table {path!r:.300} does not exist: name a file or a folder of {formats}")
     namespace = getattr(options, "namespace", None)
-    if namespace is not None and (fault := find_name_fault("--namespace", namespace, NAMESPACE_BYTES_MAX)):
-        raise UsageError(fault)
+    if namespace is not None:
+        check_name_argument("--namespace", namespace, NAMESPACE_BYTES_MAX)
 
 
 def check_output(options: Namespace) -> None:
@@ -117,8 +112,7 @@ def target_of(options: Namespace) -> Remote | None:
         raise UsageError(
             "--to: give --producer too, a job name under which a repeated run has no further effect"
         )
-    if fault := find_name_fault("--producer", options.producer, PRODUCER_BYTES_MAX):
-        raise UsageError(fault)
+    check_name_argument("--producer", options.producer, PRODUCER_BYTES_MAX)
     return remote_of(options, "--to")
 
 
@@ -126,12 +120,3 @@ def check_takes_jobs(target: Remote | None) -> None:
     """Check that the service, if one is named, accepts jobs. Raises UsageError, Refused, Unreachable."""
     if target is not None:
         check_publishes(target, stages=True)
-
-
-def position_of(options: Namespace) -> LogPosition:
-    """Return the position of `--at`. Raises UsageError."""
-    return (
-        LATEST
-        if options.at is None
-        else parse_position("--at", options.at, system.wall_us(), allow_ends=False)
-    )

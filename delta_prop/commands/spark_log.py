@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from delta_prop.spark import system
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 _OWN_PREFIX = "delta_prop: "
 _NOISE = re.compile(
@@ -33,11 +32,9 @@ class SparkLog:
         self._last_lines: deque[str] = deque(maxlen=_LINES_MAX)
         self._errors = system.StderrCapture(self._accept_line)
 
-    @contextmanager
-    def capture(self) -> Iterator[None]:
+    def capture(self) -> AbstractContextManager[None]:
         """Capture the standard error of the processes started in the block, until they end."""
-        with self._errors.capture():
-            yield
+        return self._errors.capture()
 
     def drain(self) -> None:
         """Wait until all lines written so far are processed."""

@@ -55,8 +55,7 @@ def _to_json_line(fields: dict[str, Any]) -> bytes:
 
 def to_delta_line(row: Row) -> dict[str, Any]:
     """Return the fields of a delta's line, as `publish` reads them."""
-    fields = {"vector_id": row.vector_id, "namespace": row.namespace, "op": row.op}
-    return fields | _payload_of(row)
+    return {"vector_id": row.vector_id, "namespace": row.namespace, "op": row.op} | _payload_of(row)
 
 
 def to_state_line(row: Row) -> dict[str, Any]:
@@ -81,12 +80,9 @@ def _payload_of(row: Row) -> dict[str, Any]:
 
 def put_job(producer: str, status: JobStatus | None) -> None:
     """Print the outcome of sent deltas, for programs; `status` is None if none were sent."""
-    fields: dict[str, Any] = {"producer": producer, "state": "published", "deltas": 0, "published": 0}
-    fields |= {"duplicates": 0, "refused": 0}
-    if status is not None:
-        fields["state"] = status.state.name.lower()
-        fields |= {name: getattr(status, name) for name in ("deltas", "published", "duplicates", "refused")}
-    system.confirm(json.dumps(fields, ensure_ascii=False))
+    fields = {"producer": producer, "state": "published" if status is None else status.state.name.lower()}
+    counts = {name: getattr(status, name, 0) for name in ("deltas", "published", "duplicates", "refused")}
+    system.confirm(json.dumps(fields | counts, ensure_ascii=False))
 
 
 def put_rebuilt(file: str, result: RebuildResult, *, as_json: bool) -> None:
@@ -109,9 +105,11 @@ def put_table(rows: DataFrame) -> None:
     put_rows(rows.columns, first_rows[:ROWS_MAX], has_more=len(first_rows) > ROWS_MAX)
 
 
-def put_rows(headers: Sequence[str], rows: Iterable[Iterable[object]], *, has_more: bool) -> None:
+def put_rows(headers: Sequence[str], rows: Iterable[Iterable[object]], *, has_more: bool = False) -> None:
     """Print rows as a table; if `has_more`, say that there are more rows."""
-    _put_cells(headers, [[_format_cell(value) for value in row] for row in rows])
+    table = [list(headers), *([_format_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(headers))]
+    system.put_all("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
     if has_more:
         system.put("and more: give --json or --output to get all")
 
@@ -129,25 +127,13 @@ def put_stats(stats: Stats, top: int, *, as_json: bool) -> None:
         f"offsets {stats.start_offset:,} to {stats.next_offset:,}: {deltas:,} deltas, {size:,} bytes\n"
     )
     headers = ["namespace", "op", "deltas", "bytes", "numbers", "share of a vector"]
-    _put_cells(headers, [[_format_cell(value) for value in row.values()] for row in traffic])
+    put_rows(headers, [row.values() for row in traffic])
     system.put("\nvectors that change most")
-    _put_cells(
-        ["namespace", "vector", "deltas", "bytes"],
-        [[_format_cell(one) for one in row.values()] for row in vectors],
-    )
+    put_rows(["namespace", "vector", "deltas", "bytes"], [row.values() for row in vectors])
     if stats.sinks:
         system.put("\nsinks and groups of this directory")
-        rows = [
-            [one["name"], one["kind"], _format_cell(one["offset"]), _format_cell(one["lag"])]
-            for one in stats.sinks
-        ]
-        _put_cells(["name", "kind", "offset", "lag"], rows)
-
-
-def _put_cells(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = [list(headers), *map(list, rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(headers))]
-    system.put_all("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+        columns = ["name", "kind", "offset", "lag"]
+        put_rows(columns, [[sink[column] for column in columns] for sink in stats.sinks])
 
 
 def _format_cell(value: object) -> str:

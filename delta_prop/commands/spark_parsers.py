@@ -7,19 +7,21 @@ from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.parsers import (
+    TIME_HELP,
     add_connection_arguments,
     add_data_argument,
+    add_flag,
     add_json_argument,
+    add_option,
     add_source_arguments,
+    add_subverbs,
     add_verb_parser,
-    parse_directory,
 )
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable
 
-_POSITION_HELP = "as of an offset, a time like 2026-01-31T12:00:00Z, or 1h for an hour ago; default: now"
+_POSITION_HELP = f"as of an offset, {TIME_HELP}, or 1h for an hour ago; default: now"
 _MASTER = "local[*,3]"
 _MASTERS = r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|yarn|(spark|k8s)://.+"
 _TABLE_HELP = "Parquet, CSV or JSON lines; a file, or a folder of them"
@@ -32,36 +34,40 @@ def add_spark_verbs(verbs: Any) -> None:
         "spark",
         "jobs on Spark: compare tables, replay, rebuild",
         "spark replay --data facts --output facts.parquet",
+        _run_spark,
         description="Jobs that outgrow one machine. They need Java 17 and `pip install 'delta-prop[spark]'`.",
     )
-    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="spark_verb", required=True)
-    _add_diff(subparsers)
-    _add_import(subparsers)
-    _add_replay(subparsers)
-    _add_rebuild(subparsers)
-    _add_stats(subparsers)
+    subverbs = add_subverbs(parser, "spark")
+    _add_diff(subverbs)
+    _add_import(subverbs)
+    _add_replay(subverbs)
+    _add_rebuild(subverbs)
+    _add_stats(subverbs)
 
 
-def _add_spark_verb(
-    subparsers: Any, name: str, help_: str, example: str, run: Callable[[Namespace], int], **more: Any
-) -> ArgumentParser:
-    parser = add_verb_parser(subparsers, name, help_, f"spark {example}", **more)
+def _run_spark(options: Namespace) -> int:
+    from delta_prop.commands.spark_verbs import VERBS
+
+    return VERBS[options.spark_verb](options)
+
+
+def _add_spark_verb(subverbs: Any, name: str, help_: str, example: str, **more: Any) -> ArgumentParser:
+    parser = add_verb_parser(subverbs, name, help_, f"spark {example}", **more)
     _add_spark_arguments(parser)
     add_json_argument(parser)
-    parser.set_defaults(run=run)
     return parser
 
 
 def _add_spark_arguments(parser: ArgumentParser) -> None:
-    """Add the choice of Spark, and of its log output."""
-    parser.add_argument(
+    add_option(
+        parser,
         "--master",
-        metavar="URL",
+        "URL",
+        "Spark's master; default: all cores of this machine",
         type=_parse_master,
         default=_MASTER,
-        help="Spark's master; default: all cores of this machine",
     )
-    parser.add_argument("--spark-log", action="store_true", help="show Spark's log on standard error")
+    add_flag(parser, "--spark-log", "show Spark's log on standard error")
 
 
 def _parse_master(text: str) -> str:
@@ -86,47 +92,32 @@ def _parse_name(text: str) -> str:
 
 
 def _add_table_arguments(parser: ArgumentParser) -> None:
-    """Add the options that describe a table."""
     parser.add_argument("--format", choices=("parquet", "csv", "json"), help="default: by the file's name")
-    parser.add_argument(
-        "--key",
-        metavar="COLUMN",
-        type=_parse_name,
-        default="vector_id",
-        help="the column of ids; default: vector_id",
-    )
-    parser.add_argument(
-        "--vector",
-        metavar="COLUMN,…",
-        type=_parse_name,
-        default="vector",
-        help="the column of vectors, or several of numbers; default: vector; without one, rows become JSON",
-    )
-    parser.add_argument("--namespace", metavar="N", help="for all rows; default: the column of that name")
+    help_ = "the column of ids; default: vector_id"
+    add_option(parser, "--key", "COLUMN", help_, type=_parse_name, default="vector_id")
+    help_ = "the column of vectors, or several of numbers; default: vector; without one, rows become JSON"
+    add_option(parser, "--vector", "COLUMN,…", help_, type=_parse_name, default="vector")
+    add_option(parser, "--namespace", "N", "for all rows; default: the column of that name")
 
 
 def _add_target_arguments(parser: ArgumentParser, outputs: Any) -> None:
     """Add the options of a service to send to; `outputs`: the group that gets `--to`."""
-    outputs.add_argument(
-        "--to",
-        metavar="HOST:PORT",
-        dest="server",
-        action="append",
-        help="send them to a server; given several times: its addresses, tried in turn",
-    )
-    parser.add_argument(
-        "--producer", metavar="NAME", help="the job's name; a repeated run under it has no further effect"
-    )
+    help_ = "send them to a server; given several times: its addresses, tried in turn"
+    add_option(outputs, "--to", "HOST:PORT", help_, dest="server", action="append")
+    help_ = "the job's name; a repeated run under it has no further effect"
+    add_option(parser, "--producer", "NAME", help_)
     add_connection_arguments(parser)
 
 
 def _add_output_argument(parser: Any, contents: str) -> None:
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        type=_parse_name,
-        help=f"{contents} go to this new file: Parquet if it ends in .parquet, else JSON lines",
-    )
+    help_ = f"{contents} go to this new file: Parquet if it ends in .parquet, else JSON lines"
+    add_option(parser, "--output", "FILE", help_, type=_parse_name)
+
+
+def _add_deltas_outputs(parser: ArgumentParser) -> None:
+    outputs = parser.add_mutually_exclusive_group()
+    _add_output_argument(outputs, "deltas")
+    _add_target_arguments(parser, outputs)
 
 
 # --- audit
@@ -134,20 +125,6 @@ def _add_output_argument(parser: Any, contents: str) -> None:
 
 def add_audit_verb(verbs: Any) -> None:
     """Add `audit`, which runs on this machine, or with `--spark` on Spark."""
-
-    def start(options: Namespace) -> int:
-        if options.spark:
-            from delta_prop.commands.spark_verbs import run_audit
-
-            return run_audit(options)
-        if options.spark_log or options.master != _MASTER:
-            from delta_prop_wire.errors import UsageError
-
-            raise UsageError("--master, --spark-log: they need --spark: add it")
-        from delta_prop.commands.audit import run_audit as run_here
-
-        return run_here(options)
-
     parser = add_verb_parser(
         verbs,
         "audit",
@@ -159,160 +136,113 @@ def add_audit_verb(verbs: Any) -> None:
     )
     add_data_argument(parser)
     sinks = parser.add_mutually_exclusive_group(required=True)
-    sinks.add_argument(
-        "--storage", metavar="FILE", type=_parse_name, help="a storage sink's file, which may be in use"
-    )
-    sinks.add_argument(
+    add_option(sinks, "--storage", "FILE", "a storage sink's file, which may be in use", type=_parse_name)
+    add_option(
+        sinks,
         "--contents",
-        metavar="TABLE",
-        help="contents of another sink, with the columns of a replay: JSON lines, with --spark also Parquet "
+        "TABLE",
+        "contents of another sink, with the columns of a replay: JSON lines, with --spark also Parquet "
         "or CSV; a file, or a folder of them",
     )
-    parser.add_argument(
-        "--next-offset",
-        metavar="OFFSET",
-        type=int,
-        help="next offset of the sink in TABLE; default: the log's end",
-    )
-    parser.add_argument(
-        "--sink",
-        metavar="NAME",
-        help="the sink's name, to respect its quarantine; default for a file: storage",
-    )
-    parser.add_argument(
+    help_ = "next offset of the sink in TABLE; default: the log's end"
+    add_option(parser, "--next-offset", "OFFSET", help_, type=int)
+    help_ = "the sink's name, to respect its quarantine; default for a file: storage"
+    add_option(parser, "--sink", "NAME", help_)
+    add_flag(
+        parser,
         "--repair",
-        action="store_true",
-        help="republish each vector's state in the log, to the server, or without --to to the directory",
+        "republish each vector's state in the log, to the server, or without --to to the directory",
     )
     _add_target_arguments(parser, parser)
     _add_output_argument(parser, "differences")
-    parser.add_argument(
-        "--spark", action="store_true", help="run on Spark, for data that outgrow one machine"
-    )
+    add_flag(parser, "--spark", "run on Spark, for data that outgrow one machine")
     _add_spark_arguments(parser)
     add_json_argument(parser)
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=_run_audit)
+
+
+def _run_audit(options: Namespace) -> int:
+    if options.spark:
+        from delta_prop.commands.spark_verbs import run_audit
+
+        return run_audit(options)
+    if options.spark_log or options.master != _MASTER:
+        from delta_prop_wire.errors import UsageError
+
+        raise UsageError("--master, --spark-log: they need --spark: add it")
+    from delta_prop.commands.audit import run_audit as run_here
+
+    return run_here(options)
 
 
 # --- tables
 
 
-def _add_diff(subparsers: Any) -> None:
-    def start(options: Namespace) -> int:
-        from delta_prop.commands.spark_verbs import run_diff
-
-        return run_diff(options)
-
+def _add_diff(subverbs: Any) -> None:
     parser = _add_spark_verb(
-        subparsers,
+        subverbs,
         "diff",
         "the deltas that turn one table into another",
         "diff monday.parquet tuesday.parquet --to localhost:7373 --producer tuesday",
-        start,
         description="Creates, sparse and dense changes (whichever is smaller), deletes and metadata patches. "
         "With --data the old table is the log's present state.",
     )
-    parser.add_argument("tables", metavar="OLD NEW", nargs="+", help=_TABLE_HELP)
-    parser.add_argument(
-        "--data", metavar="DIR", type=parse_directory, help="a data directory, instead of OLD"
-    )
+    add_option(parser, "tables", "OLD NEW", _TABLE_HELP, nargs="+")
+    add_data_argument(parser, "a data directory, instead of OLD", required=False)
     _add_table_arguments(parser)
-    parser.add_argument(
-        "--threshold",
-        metavar="X",
-        type=float,
-        default=0.0,
-        help="treat numbers that differ by up to X as equal",
-    )
-    outputs = parser.add_mutually_exclusive_group()
-    _add_output_argument(outputs, "deltas")
-    _add_target_arguments(parser, outputs)
+    help_ = "treat numbers that differ by up to X as equal"
+    add_option(parser, "--threshold", "X", help_, type=float, default=0.0)
+    _add_deltas_outputs(parser)
 
 
-def _add_import(subparsers: Any) -> None:
-    def start(options: Namespace) -> int:
-        from delta_prop.commands.spark_verbs import run_import
-
-        return run_import(options)
-
+def _add_import(subverbs: Any) -> None:
     parser = _add_spark_verb(
-        subparsers,
+        subverbs,
         "import",
         "a table's rows as deltas that create them",
         "import documents.parquet --to localhost:7373 --producer documents-1",
-        start,
     )
-    parser.add_argument("table", metavar="TABLE", help=_TABLE_HELP)
+    add_option(parser, "table", "TABLE", _TABLE_HELP)
     _add_table_arguments(parser)
-    outputs = parser.add_mutually_exclusive_group()
-    _add_output_argument(outputs, "deltas")
-    _add_target_arguments(parser, outputs)
+    _add_deltas_outputs(parser)
 
 
 # --- the log
 
 
-def _add_replay(subparsers: Any) -> None:
-    def start(options: Namespace) -> int:
-        from delta_prop.commands.spark_verbs import run_replay
-
-        return run_replay(options)
-
+def _add_replay(subverbs: Any) -> None:
     parser = _add_spark_verb(
-        subparsers,
+        subverbs,
         "replay",
         "the state of every vector, now or as of a past position",
         "replay --data facts --at 1000 --output then.parquet",
-        start,
         description="Reads a directory, also while it is served, or a server whose log is still complete.",
     )
-    add_source_arguments(parser, "--from", "a server; given several times: its addresses, tried in turn")
-    parser.add_argument("--at", metavar="POSITION", help=_POSITION_HELP)
-    parser.add_argument("--alive", action="store_true", help="leave deleted vectors out")
+    add_source_arguments(parser, "--from")
+    add_option(parser, "--at", "POSITION", _POSITION_HELP)
+    add_flag(parser, "--alive", "leave deleted vectors out")
     _add_output_argument(parser, "states")
 
 
-def _add_rebuild(subparsers: Any) -> None:
-    def start(options: Namespace) -> int:
-        from delta_prop.commands.spark_verbs import run_rebuild
-
-        return run_rebuild(options)
-
+def _add_rebuild(subverbs: Any) -> None:
     parser = _add_spark_verb(
-        subparsers,
+        subverbs,
         "rebuild",
         "create a storage sink's file from the log",
         "rebuild --data facts --storage vectors.db",
-        start,
         description="The sink opens the file and continues from its cursor. For an index, use "
         "`replay --alive`.",
     )
     add_data_argument(parser)
-    parser.add_argument(
-        "--storage", metavar="FILE", type=_parse_name, required=True, help="the file to create"
-    )
-    parser.add_argument("--at", metavar="POSITION", help=_POSITION_HELP)
-    parser.add_argument("--replace", action="store_true", help="replace the content of an existing file")
+    add_option(parser, "--storage", "FILE", "the file to create", type=_parse_name, required=True)
+    add_option(parser, "--at", "POSITION", _POSITION_HELP)
+    add_flag(parser, "--replace", "replace the content of an existing file")
 
 
-def _add_stats(subparsers: Any) -> None:
-    def start(options: Namespace) -> int:
-        from delta_prop.commands.spark_verbs import run_stats
-
-        return run_stats(options)
-
-    parser = _add_spark_verb(
-        subparsers,
-        "stats",
-        "traffic, hot vectors, sparsity, lag",
-        "stats --data facts --start 2026-01-31",
-        start,
-    )
-    add_source_arguments(parser, "--from", "a server; given several times: its addresses, tried in turn")
-    parser.add_argument("--start", metavar="POSITION", help="earliest (default), an offset or a time")
-    parser.add_argument(
-        "--until", metavar="POSITION", help="latest (default), an offset or a time; exclusive"
-    )
-    parser.add_argument(
-        "--top", metavar="N", type=_parse_positive, default=10, help="show the N vectors that change most"
-    )
+def _add_stats(subverbs: Any) -> None:
+    example = "stats --data facts --start 2026-01-31"
+    parser = _add_spark_verb(subverbs, "stats", "traffic, hot vectors, sparsity, lag", example)
+    add_source_arguments(parser, "--from")
+    add_option(parser, "--start", "POSITION", "earliest (default), an offset or a time")
+    add_option(parser, "--until", "POSITION", "latest (default), an offset or a time; exclusive")
+    add_option(parser, "--top", "N", "show the N vectors that change most", type=_parse_positive, default=10)

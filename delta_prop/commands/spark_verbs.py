@@ -17,18 +17,18 @@ from delta_prop.commands.audit import (
     note_differences,
     note_repair,
 )
+from delta_prop.commands.connect_options import read_position
 from delta_prop.commands.spark_checks import (
     check_directory,
     check_folder,
     check_output,
     check_tables,
     check_takes_jobs,
-    position_of,
     source_of,
     target_of,
 )
 from delta_prop.commands.spark_log import SparkLog
-from delta_prop.directory.log_positions import EARLIEST, LATEST, parse_position
+from delta_prop.directory.log_positions import EARLIEST, LATEST
 from delta_prop.platform import system
 from delta_prop.spark.java import check_java, check_packages
 from delta_prop.spark.service_checks import query_job
@@ -151,7 +151,7 @@ def _output_deltas(deltas: DataFrame, options: Namespace, target: Remote | None)
 
 def run_replay(options: Namespace) -> int:
     """Run `replay`. Raises UsageError, JobFailed, and what reading the log raises."""
-    at = position_of(options)
+    at = read_position("--at", options.at, LATEST, allow_ends=False)
     check_spark()
     check_output(options)
     source = source_of(options)
@@ -171,7 +171,7 @@ def run_replay(options: Namespace) -> int:
 
 def run_rebuild(options: Namespace) -> int:
     """Run `rebuild`. Raises UsageError, JobFailed, and what reading the log raises."""
-    at, progress = position_of(options), system.Progress()
+    at, progress = read_position("--at", options.at, LATEST, allow_ends=False), system.Progress()
     check_spark()
     check_directory(options.data)
     check_folder("--storage", options.storage)
@@ -218,9 +218,8 @@ def run_audit(options: Namespace) -> int:
     with _open_session(options, progress) as spark:
         progress.report("the sink is compared with the log")
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
-        differences = audit(
-            spark, options.data, sink, next_offset=options.next_offset, name=name
-        ).localCheckpoint()
+        differences = audit(spark, options.data, sink, next_offset=options.next_offset, name=name)
+        differences = differences.localCheckpoint()
         kinds = differences.groupBy("difference").count().collect()
         counts = Counter({row.difference: row["count"] for row in kinds})
         progress.end()
@@ -237,8 +236,8 @@ def run_audit(options: Namespace) -> int:
 
 def run_stats(options: Namespace) -> int:
     """Run `stats`. Raises UsageError, JobFailed, and what reading the log raises."""
-    start = EARLIEST if options.start is None else parse_position("--start", options.start, system.wall_us())
-    until = LATEST if options.until is None else parse_position("--until", options.until, system.wall_us())
+    start = read_position("--start", options.start, EARLIEST)
+    until = read_position("--until", options.until, LATEST)
     check_spark()
     source = source_of(options)
 
@@ -312,9 +311,17 @@ def translate_error(error: Exception, logged: str = "") -> DeltaPropError:
     if ours:
         kind, message = ours[-1]
         return UsageError(message) if kind == "UsageError" else JobFailed(message)
-    lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
-    reason = next(
-        (line for line in lines if not line.startswith("An error occurred while")), type(error).__name__
-    )
+    lines = filter(None, (line.strip(" :") for line in text.splitlines()))
+    own_lines = (line for line in lines if not line.startswith("An error occurred while"))
+    reason = next(own_lines, type(error).__name__)
     is_usage_error = any(f"[{one}]" in reason for one in _USAGE_ERRORS)
     return (UsageError if is_usage_error else JobFailed)(f"Spark: {_SQL_STATE.sub('', reason):.500}")
+
+
+VERBS = {
+    "diff": run_diff,
+    "import": run_import,
+    "replay": run_replay,
+    "rebuild": run_rebuild,
+    "stats": run_stats,
+}

@@ -131,7 +131,6 @@ def _locate_error(section: str, *names: str) -> Iterator[None]:
 
 
 def _read_access(configuration: Configuration, world: World) -> Access:
-    """Read the rights of each token. Raises UsageError if the tokens cannot be read."""
     file = configuration.access.tokens
     server = configuration.server
     defaults = TokenDefaults(server.token_rate, server.token_burst)

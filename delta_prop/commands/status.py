@@ -1,16 +1,19 @@
-"""`status`, `sinks`: prints the log's state, and its sinks and groups. Only `sinks forget` writes."""
+"""`status`, `sinks`: prints the state of a log, its sinks and groups; forgets a sink or leaves a request."""
 
 from __future__ import annotations
 
 import json
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.screen import format_lag
 from delta_prop.delivery.cursors import cursors_corruption, read_cursors, write_cursors
-from delta_prop.delivery.group_cursor import forget_group
+from delta_prop.delivery.group_cursor import forget_group, read_groups
 from delta_prop.delivery.operator_requests import forget_requests
 from delta_prop.delivery.quarantine_file import quarantine_path, remove_stored
+from delta_prop.directory.log_positions import offset_to_reset_to
 from delta_prop.directory.readonly_log import open_disk, open_readonly_log, snapshot_to_json
+from delta_prop.directory.request_client import open_directory, submit_request
 from delta_prop.directory.stored_sinks import describe_quarantine, read_quarantines, read_sinks
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
@@ -24,8 +27,10 @@ from delta_prop_broker.segments.small_file import read_file
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator
 
+    from delta_prop.delivery.status import SavedCursor
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.recovery.recovery import RecoveryReport
@@ -36,11 +41,12 @@ OK, FAILED = 0, 1
 # --- status
 
 
-def show_status(data: str, *, as_json: bool) -> int:
+def show_status(options: Namespace) -> int:
     """Print the log's state; return exit status 1 if a corruption is found.
 
     Not all frames are read: only `log verify` does that. Raises UsageError, FormatUnknown, OSError.
     """
+    data: str = options.data
     disk = open_disk(data)
     writer = system.find_lock_holder(data, LOCK_PATH)
     fields: dict[str, Any] = {"data": data, "health": "intact", "writer": writer}
@@ -49,7 +55,7 @@ def show_status(data: str, *, as_json: bool) -> int:
             fields |= _status_to_json(disk, log, report)
     except LogCorrupted as corruption:
         fields |= {"health": "corrupted", "corruption": str(corruption)}
-    if as_json:
+    if options.json:
         system.put(json.dumps(fields))
     else:
         lags = dict(flatten({"lags": fields.pop("lags", {})}))
@@ -75,10 +81,8 @@ def _status_to_json(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict
         fields["snapshot"] = snapshot_to_json(log)
     except LogCorrupted as corruption:
         fields |= {"health": "corrupted", "corruption": str(corruption)}
-    quarantines = read_quarantines(disk, log.log_id, log.epoch_end)
-    fields["quarantined"] = {
-        name: len(quarantine) for name, quarantine in quarantines.items() if len(quarantine)
-    }
+    quarantines = read_quarantines(disk, log.log_id, log.epoch_end).items()
+    fields["quarantined"] = {name: len(quarantine) for name, quarantine in quarantines if len(quarantine)}
     fields["jobs"] = JobFiles(disk).count_by_state()
     jump = read_times(disk, DIRECTORY, report.notes).jump
     fields["clock_jump"] = jump and {name[:-3]: format_time(us) for name, us in jump._asdict().items()}
@@ -108,14 +112,17 @@ def format_value(value: object) -> str:
 # --- sinks
 
 
-def show_sinks(data: str, *, as_json: bool) -> int:
+def show_sinks(options: Namespace) -> int:
     """Print every sink and group with a cursor beside the log; return exit status 1 if a cursor is corrupted.
 
     Raises UsageError, LogCorrupted, OSError.
     """
-    with open_readonly_log(data) as (disk, log, _):
+    with open_readonly_log(options.data) as (disk, log, _):
         sinks, faults = read_sinks(disk, log), _corruption_of_cursors(disk)
-    _put_sinks(sinks, as_json=as_json)
+    if options.json:
+        system.put_all(map(json.dumps, sinks))
+    else:
+        _put_sinks(sinks)
     for fault in faults:
         system.note(fault)
     return FAILED if faults or any("corruption" in sink for sink in sinks) else OK
@@ -128,10 +135,7 @@ def _corruption_of_cursors(disk: Disk) -> list[str]:
     return [] if corruption is None else [f"{corruption.description}: {fix}"]
 
 
-def _put_sinks(sinks: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        system.put_all(map(json.dumps, sinks))
-        return
+def _put_sinks(sinks: list[dict[str, Any]]) -> None:
     system.put(
         f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  "
         "required  notes"
@@ -139,21 +143,20 @@ def _put_sinks(sinks: list[dict[str, Any]], *, as_json: bool) -> None:
     for sink in sinks:
         required = "yes" if sink["required"] else "no"
         offset, lag = ("?" if value is None else f"{value:,}" for value in (sink["offset"], sink["lag"]))
-        numbers = (
-            f"{offset:>12}  {lag:>12}  {format_lag(sink['lag_s']):>8}  {sink.get('quarantined', 0):>11,}"
-        )
+        lag_time, quarantined = format_lag(sink["lag_s"]), sink.get("quarantined", 0)
+        numbers = f"{offset:>12}  {lag:>12}  {lag_time:>8}  {quarantined:>11,}"
         requested = [f"{verb} requested" for verb in sink.get("requested", ())]
         states = [state for state in ("rebuilding", "paused") if sink.get(state)]
         notes = ", ".join(states + requested + ([sink["corruption"]] if "corruption" in sink else []))
         system.put(f"{sink['name']:24}  {sink['kind']:6}  {numbers}  {required:8}  {notes}".rstrip())
 
 
-def forget(data: str, name: str) -> int:
+def forget(options: Namespace) -> int:
     """Remove the data stored for a sink or group: its cursor, its quarantine, its requests.
 
     Raises UsageError, LogBusy while a process has the directory, OSError.
     """
-    disk = open_disk(data)
+    disk, name = open_disk(options.data), options.name
     if forget_group(disk, name):
         system.put(f"done: group {name!r} is forgotten")
         return OK
@@ -178,3 +181,41 @@ def forget(data: str, name: str) -> int:
         lock.release()
     system.put(f"done: sink {name!r} is forgotten; its quarantine {quarantine}")
     return OK
+
+
+# --- requests for a sink
+
+
+def control_sink(options: Namespace) -> int:
+    """Request that a sink pauses, resumes, continues from another position, or is rebuilt from the log.
+
+    Raises UsageError, RequestRefused, LogCorrupted, OSError.
+    """
+    data, name, verb = options.data, options.name, options.sinks_verb
+    cursor = _find_cursor(data, name)
+    subject, offsets, success = f"{verb} of sink {name!r}", tuple[int, ...](), None
+    if verb == "rebuild":
+        success = f"{subject} is requested; `delta-prop sinks --http HOST:PORT` shows its progress"
+    if verb == "reset":
+        if cursor.own:
+            raise UsageError(
+                f"sink {name!r}: it stores its cursor with its data, which a reset would not change: if it "
+                f"can be rebuilt, run `delta-prop sinks rebuild {quote(name)} --data {quote(data)}`, else "
+                "give it new data and a new name"
+            )
+        with open_readonly_log(data) as (_, log, _):
+            offsets = (offset_to_reset_to(options.to, log, system.wall_us()),)
+        subject += f" to offset {offsets[0]}"
+    submit_request(data, verb, name, offsets, subject, success=success)
+    return OK
+
+
+def _find_cursor(data: str, name: str) -> SavedCursor:
+    disk, log = open_directory(data)
+    cursors = read_cursors(disk, log.log_id)
+    if name in cursors:
+        return cursors[name]
+    if name in read_groups(disk, log.log_id):
+        raise UsageError(f"{name!r} is a group, not a sink: move it with `groups reset {name} --to POSITION`")
+    known = ", ".join(sorted(cursors)) or "none"
+    raise UsageError(f"sink {name!r}: there is no such sink: name an existing one ({known})")

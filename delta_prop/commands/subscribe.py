@@ -7,7 +7,6 @@ lines are written, so after a kill some lines are repeated and none is missing.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -16,15 +15,15 @@ import anyio.lowlevel
 
 from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client import Subscriber
+from delta_prop.commands.connect_options import read_position, source_of
 from delta_prop.commands.wait_reporter import report_subscriber_waits
 from delta_prop.delivery.group_cursor import NAME_BYTES_MAX, GroupBusy, GroupCursor
 from delta_prop.directory.log_positions import (
     EARLIEST,
     LATEST,
+    check_name_argument,
     check_reached,
-    find_name_fault,
     offset_of,
-    parse_position,
     subscribe_start_of,
 )
 from delta_prop.directory.readonly_log import open_readonly_log
@@ -35,6 +34,7 @@ from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator
 
     from delta_prop.client.delivered_batch import DeliveredBatch
@@ -52,44 +52,25 @@ STANDBY_POLL_S = 0.5
 """Interval between checks that the group is free."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscribeOptions:
-    """The deltas to read, from a directory or a server.
-
-    `start`: the position at which a new group starts, or a subscription without a group; if None, earliest
-    for a group, else latest. `count`: how many deltas; if None, all. `follow`: wait for new deltas at the end
-    of the log.
-    """
-
-    source: str | ConnectOptions
-    topics: tuple[str, ...] = ()
-    start: str | None = None
-    count: int | None = None
-    group: str | None = None
-    follow: bool = True
-
-
-async def subscribe(options: SubscribeOptions) -> int:
+async def subscribe(options: Namespace) -> int:
     """Write the deltas as lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogCorrupted, OSError."""
-    if options.count is not None and options.count < 1:
-        raise UsageError(f"--count {options.count}: give 1 or more")
-    fault = None if options.group is None else find_name_fault("group", options.group, NAME_BYTES_MAX)
-    if fault is not None:
-        raise UsageError(fault)
+    source = source_of(options)
+    if options.group is not None:
+        check_name_argument("group", options.group, NAME_BYTES_MAX)
     system.check_standard_output()  # now, since the first line may come much later
-    topics = parse_topics(options.topics or "*")
-    position = None if options.start is None else parse_position("--start", options.start, system.wall_us())
-    if not isinstance(options.source, str):
-        await _subscribe_to_server(options.source, options, position)
+    topics = parse_topics(options.topic or "*")
+    position = read_position("--start", options.start, None)
+    if not isinstance(source, str):
+        await _subscribe_to_server(source, options, position)
         return OK
     group = None
     if options.group is not None:
-        with open_readonly_log(options.source) as (disk, log, _):
+        with open_readonly_log(source) as (disk, log, _):
             log_id = log.log_id
         group = await _acquire_group(disk, options.group, log_id)
     try:
         # The log is opened again, since it has grown while this process stood by.
-        with open_readonly_log(options.source) as (disk, log, _):
+        with open_readonly_log(source) as (disk, log, _):
             if group is None or group.next_offset is None:
                 start = offset_of(position or (LATEST if group is None else EARLIEST), log)
             else:
@@ -123,13 +104,12 @@ async def _acquire_group(disk: Disk, name: str, log_id: bytes) -> GroupCursor:
 
 
 async def _subscribe_to_server(
-    connect_options: ConnectOptions, options: SubscribeOptions, position: LogPosition | None
+    connect_options: ConnectOptions, options: Namespace, position: LogPosition | None
 ) -> None:
-    """Write deltas of a server's log as lines."""
     try:
         subscriber = Subscriber(
             connect_options.addresses,
-            *(options.topics or ("*",)),
+            *(options.topic or ("*",)),
             start=None if position is None else subscribe_start_of(position),
             group=options.group,
             ack="manual",
@@ -145,7 +125,7 @@ async def _subscribe_to_server(
         raise UsageError(refused.message) from None
 
 
-async def _write_from_server(subscriber: Subscriber, options: SubscribeOptions) -> None:
+async def _write_from_server(subscriber: Subscriber, options: Namespace) -> None:
     remaining, end = options.count, subscriber.log_end
     poll_s = inf if options.group is None else STANDBY_POLL_S
     while True:
@@ -170,7 +150,7 @@ async def _write_from_server(subscriber: Subscriber, options: SubscribeOptions) 
         await anyio.lowlevel.checkpoint()
 
 
-async def _wait_while_standby(subscriber: Subscriber, options: SubscribeOptions) -> None:
+async def _wait_while_standby(subscriber: Subscriber, options: Namespace) -> None:
     """Wait while another member reads for the group. Raises the reason why nothing more comes."""
     if not subscriber.standing_by:
         return
@@ -185,7 +165,7 @@ class _DirectoryReader:
     """Writes deltas of a directory's log as lines, and stores the group's offset."""
 
     def __init__(
-        self, options: SubscribeOptions, topics: list[Topic], group: GroupCursor | None, follower: Follower
+        self, options: Namespace, topics: list[Topic], group: GroupCursor | None, follower: Follower
     ) -> None:
         self._options = options
         self._topics = topics
@@ -215,10 +195,9 @@ class _DirectoryReader:
         for offset, line in self._lines(logged):
             system.put(line)
             self._advance(offset + 1)
-            if self._remaining is not None:
-                self._remaining -= 1
-                if self._remaining == 0:
-                    return
+            self._remaining = None if self._remaining is None else self._remaining - 1
+            if self._remaining == 0:
+                return
         self._advance(logged.next_offset)
 
     def _lines(self, logged: LoggedBatch) -> Iterator[tuple[int, str]]:

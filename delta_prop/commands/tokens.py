@@ -12,6 +12,7 @@ from delta_prop.server.tokens import TOKEN_RANDOM_BYTES, TokenDefaults, digest_o
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Mapping
 
 OK = 0
@@ -19,13 +20,14 @@ _DIGITS_MAX = 20
 _OPTIONS = {"name": "NAME", "namespaces": "--namespace", "operations": "--operation"}
 
 
-def create_token(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
+def create_token(options: Namespace) -> int:
     """Write a table for the token file to standard output, the token itself to standard error.
 
-    `rights`: keys and values of the table; a key with value None is left out. Raises UsageError.
+    Raises UsageError.
     """
+    name, rights = options.name, _read_rights(options)
     token = make_token(system.draw(TOKEN_RANDOM_BYTES))
-    table = {"name": name, "sha256": digest_of(token).hex()} | dict(rights)
+    table = {"name": name, "sha256": digest_of(token).hex()} | rights
     lines = [f"{key} = {_to_toml(value)}" for key, value in table.items() if value not in (None, False, [])]
     text = "\n".join(["[[token]]", *lines])
     _check_rights(name, rights)
@@ -33,12 +35,23 @@ def create_token(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
         parse_tokens(text, TokenDefaults())
     except UsageError as error:
         raise _with_option_name(error) from None
-    if as_json:
+    if options.json:
         system.put(json.dumps({"name": name, "token": token, "toml": text}))
         return OK
     system.put(text + "\n")
     system.note(f"the token of {name}, shown this once: {token}")
     return OK
+
+
+def _read_rights(options: Namespace) -> dict[str, Any]:
+    """Return the table's keys and values; a key that was not given has an empty value."""
+    rights = {right: getattr(options, right) for right in ("publish", "subscribe", "forward", "admin")}
+    rights |= {"namespaces": options.namespace, "operations": options.operation}
+    for key in ("rate", "burst"):
+        text = getattr(options, key)
+        rights[key] = None if text is None else Literal(_parse_number(f"--{key}", text))
+    rights["expires"] = None if options.expires is None else Literal(_parse_expiry(options.expires))
+    return rights
 
 
 def _check_rights(name: str, rights: Mapping[str, Any]) -> None:
@@ -66,13 +79,13 @@ def _check_rights(name: str, rights: Mapping[str, Any]) -> None:
 def _with_option_name(error: UsageError) -> UsageError:
     """Replace the key of the token file in an error by the option for it."""
     path, _, problem = str(error).partition(": ")
+    if not path.startswith("token[0]."):
+        return error
     key = path.removeprefix("token[0].").partition("[")[0]
-    return (
-        UsageError(f"{_OPTIONS.get(key, f'--{key}')}: {problem}") if path.startswith("token[0].") else error
-    )
+    return UsageError(f"{_OPTIONS.get(key, f'--{key}')}: {problem}")
 
 
-def parse_expiry(text: str) -> str:
+def _parse_expiry(text: str) -> str:
     """Return a token's expiry as TOML, from a time or a span from now on. Raises UsageError."""
     now_us = system.wall_us()
     span_us = parse_span_us(text)
@@ -89,7 +102,7 @@ def parse_expiry(text: str) -> str:
     return format_time(time_us)
 
 
-def parse_number(option: str, text: str) -> str:
+def _parse_number(option: str, text: str) -> str:
     """Return a number as TOML; the token file's rules check its range. Raises UsageError."""
     with suppress(ValueError):
         if len(text) <= _DIGITS_MAX:

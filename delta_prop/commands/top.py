@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from delta_prop.commands.connect_options import connect_options_of
 from delta_prop.commands.http_client import HttpClient, NoAnswer
 from delta_prop.commands.screen import StatusSample, format_lag, render
 from delta_prop.commands.status import flatten, format_value
@@ -16,30 +17,34 @@ from delta_prop.platform import system
 from delta_prop.platform.world import real_world
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import AsyncIterator
-
-    from delta_prop.commands.connect_options import ConnectOptions
 
 OK, FAILED = 0, 1
 DRAW_S = 1.0
 
 
 @asynccontextmanager
-async def open_http_client(connect_options: ConnectOptions) -> AsyncIterator[HttpClient]:
+async def _open_http_client(options: Namespace) -> AsyncIterator[HttpClient]:
     """Open a client of the given HTTP port; report while the port is silent. Raises UsageError."""
     network = real_world().network
     assert network is not None
     wait_reporter = WaitReporter(NO_HTTP_PORT)
-    async with wait_reporter.report(), HttpClient(network, connect_options) as http_client:
+    async with wait_reporter.report(), HttpClient(network, connect_options_of(options)) as http_client:
         wait_reporter.is_waiting = lambda: not http_client.has_answered
         yield http_client
 
 
-async def show_server_status(connect_options: ConnectOptions, *, as_json: bool) -> int:
+async def fetch(options: Namespace, path: str) -> Any:
+    """Return the JSON at a path of the given HTTP port. Raises UsageError, NoAnswer."""
+    async with _open_http_client(options) as http_client:
+        return await http_client.get(path)
+
+
+async def show_server_status(options: Namespace) -> int:
     """Print the server's state; return exit status 1 if it is not ready. Raises UsageError, NoAnswer."""
-    async with open_http_client(connect_options) as http_client:
-        status: dict[str, Any] = await http_client.get("/api/status")
-    if as_json:
+    status = await fetch(options, "/api/status")
+    if options.json:
         system.put(json.dumps(status))
     else:
         lines = dict(flatten(status))
@@ -48,11 +53,10 @@ async def show_server_status(connect_options: ConnectOptions, *, as_json: bool) 
     return OK if status["ready"] else FAILED
 
 
-async def show_server_sinks(connect_options: ConnectOptions, *, as_json: bool) -> int:
+async def show_server_sinks(options: Namespace) -> int:
     """Print each attached sink and its progress. Raises UsageError, NoAnswer."""
-    async with open_http_client(connect_options) as http_client:
-        sinks: list[dict[str, Any]] = await http_client.get("/api/sinks")
-    if as_json:
+    sinks = await fetch(options, "/api/sinks")
+    if options.json:
         system.put_all(map(json.dumps, sinks))
         return OK
     system.put(
@@ -68,14 +72,14 @@ async def show_server_sinks(connect_options: ConnectOptions, *, as_json: bool) -
     return OK
 
 
-async def show_top(connect_options: ConnectOptions, *, once: bool) -> int:
+async def show_top(options: Namespace) -> int:
     """Redraw a server's state each second until interrupted; without a terminal, draw once after a second.
 
     Raises UsageError; NoAnswer if the server does not answer at the start.
     """
-    async with open_http_client(connect_options) as http_client:
+    async with _open_http_client(options) as http_client:
         sample = await _poll(http_client)
-        if once or not system.Canvas.is_possible():
+        if options.once or not system.Canvas.is_possible():
             width, _ = system.read_terminal_size()
             await anyio.sleep(DRAW_S)  # rates are differences
             lines = render(await _poll(http_client), sample, name=http_client.name, width=width, height=1_000)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,11 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.client import Subscriber
+from delta_prop.commands.connect_options import read_position, source_of
 from delta_prop.commands.wait_reporter import report_subscriber_waits
 from delta_prop.directory.log_positions import (
     EARLIEST,
     LATEST,
-    parse_position,
     parse_span_s,
     reached_offset,
     subscribe_start_of,
@@ -33,6 +32,7 @@ from delta_prop_broker.readonly.follow import Follower
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator
 
     from delta_prop.client.delivered_batch import DeliveredBatch
@@ -46,38 +46,24 @@ SYNC_INTERVAL_S = 1.0
 """Maximum time for which a delta is only in memory, or written bytes are not synced."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordOptions:
-    """The traffic to record, from a directory or a server. `start`, `until`, `span`: the options' texts."""
-
-    source: str | ConnectOptions
-    path: str
-    start: str | None = None
-    until: str | None = None
-    span: str | None = None
-
-
-async def record(options: RecordOptions) -> int:
+async def record(options: Namespace) -> int:
     """Write the recording.
 
     Raises UsageError, Refused (CURSOR_TOO_OLD, UNAUTHORIZED), LogCorrupted, OSError.
     """
-    start = None if options.start is None else parse_position("--start", options.start, system.wall_us())
-    until = (
-        None
-        if options.until is None
-        else parse_position("--until", options.until, system.wall_us(), allow_future=True)
-    )
+    source = source_of(options)
+    start = read_position("--start", options.start, None)
+    until = read_position("--until", options.until, None, allow_future=True)
     span_s = inf if options.span is None else parse_span_s("--for", options.span)
     if until is not None and _is_empty_range(start, until):
         raise UsageError(
             f"--until {options.until}: nothing lies between --start and it: give a later position"
         )
     trace_range = _TraceRange(start, until, span_s)
-    if isinstance(options.source, str):
-        await _record_directory(options.source, options.path, trace_range)
+    if isinstance(source, str):
+        await _record_directory(source, options.to, trace_range)
     else:
-        await _record_server(options.source, options.path, trace_range)
+        await _record_server(source, options.to, trace_range)
     return OK
 
 

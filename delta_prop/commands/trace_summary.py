@@ -18,6 +18,8 @@ from delta_prop.platform.dates import format_time
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from delta_prop.directory.recorded_traffic import RecordedBatch
 
 OK = 0
@@ -27,9 +29,9 @@ _SECOND_US = 1_000_000
 _COUNTS_MAX = 4096
 
 
-def show_trace(path: str, *, as_json: bool) -> int:
+def show_trace(options: Namespace) -> int:
     """Print the summary of a recording. Raises UsageError if the file is not a recording."""
-    traffic = RecordedTraffic(system.FileChunks(path), repr(path))
+    traffic = RecordedTraffic(system.FileChunks(options.file), repr(options.file))
     summary = Summary()
     for batch in traffic.batches():
         summary.add(batch)
@@ -37,7 +39,7 @@ def show_trace(path: str, *, as_json: bool) -> int:
     fields["began"] = format_time(traffic.began_us)
     fields["ended"] = None if traffic.ended_us is None else format_time(traffic.ended_us)
     fields["whole"] = traffic.fault is None
-    if as_json:
+    if options.json:
         system.put(json.dumps(fields))
     else:
         system.put_all(iter(_format_lines(fields)))
@@ -139,15 +141,9 @@ class Summary:
         fields |= {"first": format_time(self._first_us), "last": format_time(self._last_us)}
         fields |= {"span_s": round(span_s, 3), "deltas_per_s": round(self._deltas / max(span_s, 1.0), 1)}
         fields |= {"busiest_second": self._busiest_second.deltas}
-        fields |= {
-            "deltas_per_batch_p50": self._quantile(self._rows, 0.5),
-            "deltas_per_batch_p99": self._quantile(self._rows, 0.99),
-        }
         sizes = {bits: int(count) for bits, count in enumerate(self._sizes) if count}
-        fields |= {
-            "delta_bytes_p50": self._quantile(sizes, 0.5),
-            "delta_bytes_p99": self._quantile(sizes, 0.99),
-        }
+        for name, counts in (("deltas_per_batch", self._rows), ("delta_bytes", sizes)):
+            fields |= {f"{name}_p{share}": self._quantile(counts, share / 100) for share in (50, 99)}
         fields |= {"vectors": self._vectors.estimate(), "origins": len(self._origins)}
         fields["operations"] = {kind_name(kind): count for kind, count in sorted(self._operations.items())}
         fields["priorities"] = dict(sorted(self._priorities.items()))

@@ -7,18 +7,19 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.directory.log_positions import LATEST, check_not_before, find_name_fault, parse_position
+from delta_prop.commands.connect_options import read_position
+from delta_prop.directory.log_positions import LATEST, check_name_argument, check_not_before
 from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log
 from delta_prop.platform import system
 from delta_prop_wire.algebra import VectorState, fold
 from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
 from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
-from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX
 from delta_prop_wire.state_rows import state_of
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator
 
     from delta_prop_broker.log.durable import DurableLog
@@ -32,26 +33,24 @@ _NAMESPACES_MAX = 5
 """Maximum number of other namespaces that are named."""
 
 
-def show_vector(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> int:
+def show_vector(options: Namespace) -> int:
     """Print one vector as a JSON line, folded from the log; return exit status 1 if it is not alive.
 
-    `at`: show the vector as of this offset (inclusive) or time. Raises UsageError, Refused (CURSOR_TOO_OLD)
-    for a position before the log's uncompacted deltas, LogCorrupted, OSError.
+    Raises UsageError, Refused (CURSOR_TOO_OLD) for a position before the log's uncompacted deltas,
+    LogCorrupted, OSError.
     """
-    fault = find_name_fault("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
-    if fault is not None:
-        raise UsageError(fault)
-    namespace = namespace or namespace_of(vector_id)
-    position = LATEST if at is None else parse_position("--at", at, system.wall_us())
-    with open_readonly_log(data) as (_, log, _), open_prefix_snapshot(log) as snapshot:
+    vector_id: str = options.vector_id
+    check_name_argument("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
+    namespace = options.namespace or namespace_of(vector_id)
+    position = read_position("--at", options.at, LATEST)
+    with open_readonly_log(options.data) as (_, log, _), open_prefix_snapshot(log) as snapshot:
         start = log.start_offset if snapshot is None else snapshot.offset
         if snapshot is not None:
             check_not_before(position, snapshot)
         end = log.high_watermark if position.offset is None else min(position.offset + 1, log.high_watermark)
         if position.offset is not None and position.offset >= log.high_watermark:
-            system.note(
-                f"--at {at}: the log ends before offset {log.high_watermark}: this is the present state"
-            )
+            end_text = f"the log ends before offset {log.high_watermark}"
+            system.note(f"--at {options.at}: {end_text}: this is the present state")
         if position.time_us is not None:
             end = log.offset_at(position.time_us + 1)
         state, snapshot_last_offset = _snapshot_state(snapshot, namespace, vector_id)
@@ -93,7 +92,6 @@ def _snapshot_state(
 def _fold_rows(
     entries: list[tuple[LoggedBatch, int]], base: VectorState, *, is_complete: bool
 ) -> VectorState:
-    """Fold a vector's deltas onto the state before them."""
     newer = [(logged, row) for logged, row in entries if base.key is None or logged.key(row) > base.key]
     ignored = len(entries) - len(newer)  # these sort before the state's last delta and have no effect
     duplicates = find_duplicates(
@@ -116,11 +114,8 @@ def _note_other_namespaces(
     if not other_namespaces:
         return
     names = ", ".join(map(repr, sorted(other_namespaces)[:_NAMESPACES_MAX]))
-    more = (
-        f" and {len(other_namespaces) - _NAMESPACES_MAX} more"
-        if len(other_namespaces) > _NAMESPACES_MAX
-        else ""
-    )
+    unnamed = len(other_namespaces) - _NAMESPACES_MAX
+    more = f" and {unnamed} more" if unnamed > 0 else ""
     system.note(
         f"{vector_id!r:.80} is not in namespace {namespace!r:.80}, but in {names}{more}: choose one with "
         "--namespace"

@@ -97,7 +97,6 @@ def _descend(
 
 
 def _resolve_paths(table: dict[str, Any], folder: PurePath) -> None:
-    """Resolve file names against the folder."""
     for section, names in _PATH_KEYS.items():
         _resolve_paths_in(table.get(section) if section else table, names, folder)
     sinks = table.get("sinks")

@@ -214,7 +214,6 @@ def _convert_list(value: object, kind: Any, path: str) -> tuple[Any, ...]:
 
 
 def _convert_tables(value: object, kind: Any, path: str) -> tuple[Any, ...]:
-    """Convert a list of tables to dataclasses. Raises UsageError."""
     if not isinstance(value, list) or not value or not all(isinstance(table, dict) for table in value):
         fix = f"write [[{path}]] above the keys of each"
         names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]

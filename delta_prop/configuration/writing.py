@@ -26,7 +26,6 @@ def to_toml(configuration: Configuration) -> str:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert a value to JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         kind = {"kind": value.kind} if isinstance(value, SinkConfig) else {}
         return kind | {field.name: _to_json_value(getattr(value, field.name)) for field in fields(value)}

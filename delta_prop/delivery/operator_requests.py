@@ -5,7 +5,7 @@ requests once a second; without such a process, the next one reads them at its s
 after its request is carried out, so a request may be carried out twice, but is never lost. All requests are
 idempotent.
 
-A `pause` goes from `commands/sink_control.py` by `directory/request_client.py` into a file; `OperatorWorker`
+A `pause` goes from `commands/status.py` by `directory/request_client.py` into a file; `OperatorWorker`
 takes it and calls `SinkManager.pause`, which asks the control of the feed.
 """
 

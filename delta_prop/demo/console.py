@@ -38,13 +38,7 @@ class Console:
     """
 
     def __init__(
-        self,
-        output: Output,
-        timer: Timer,
-        *,
-        columns: int = 80,
-        live: bool = False,
-        color: bool = False,
+        self, output: Output, timer: Timer, *, columns: int = 80, live: bool = False, color: bool = False
     ) -> None:
         self.columns = max(columns, 40)
         self._write, self._now = output.write, timer.now

@@ -159,6 +159,5 @@ class CrashingSink:
 
 
 def _first_rows(delivery: Delivery, count: int) -> list[Delivery]:
-    """Return a delivery's first rows, if any."""
     rows = np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
     return [Delivery(delivery.logged, rows[:count])] if count else []

@@ -9,30 +9,31 @@ import json
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
 from delta_prop.demo import system
 from delta_prop.demo.console import Console, blank_unprintable, format_size
 from delta_prop.demo.corpus import ParseFailed
-from delta_prop.demo.ending import end_scene, next_scene, verify_scene
 from delta_prop.demo.fault_scenes import SLOWDOWN_FACTOR, crash_scene, slow_scene
 from delta_prop.demo.scenes import (
     Play,
     answer_query,
     edit_scene,
+    end_scene,
     index_scene,
+    next_scene,
     publish_changes,
     read_scene,
     search_scene,
+    verify_scene,
 )
-from delta_prop.demo.watch import POLL_S, compare_scans
 from delta_prop.demo.wiring import DELTAS_MAX, open_wiring
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from anyio.abc import TaskStatus
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 FULL_BYTES = 1_000_000
 """Free bytes below which a folder counts as full."""
+POLL_S = 0.5
+"""Interval at which the folder is scanned for changed texts."""
 _PROMPT = "search> "
 _LOGGER = logging.getLogger("delta_prop")
 
@@ -262,3 +265,16 @@ def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
         inner = inner.exceptions[0]
     return inner
+
+
+class Changes(NamedTuple):
+    """Paths that are new or modified, and paths that were removed."""
+
+    modified: list[str]
+    removed: list[str]
+
+
+def compare_scans(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Changes:
+    """Return the changes between two scans, ordered by path."""
+    modified = sorted(path for path, stat in after.items() if before.get(path) != stat)
+    return Changes(modified, sorted(before.keys() - after.keys()))

@@ -76,41 +76,22 @@ class Terminal:
     columns: int
 
 
-@dataclass(frozen=True, slots=True)
 class Workspace:
-    """The temporary folder, and the paths in it."""
+    """The temporary folder, and the paths in it.
 
-    root: Path
+    `texts`: copies of the texts, which may be edited. `published`: a file with every published delta as one
+    JSON line. `store`, `audit`: the files of the sinks of these names. `replica`: the file of the store that
+    is killed; `crashed_replica`: a copy of it as it was left, beside a copy of its write-ahead log.
+    """
 
-    @property
-    def texts(self) -> Path:
-        """Copies of the texts, which may be edited."""
-        return self.root / "texts"
-
-    @property
-    def published(self) -> Path:
-        """A file with every published delta as one JSON line."""
-        return self.root / "published.jsonl"
-
-    @property
-    def store(self) -> Path:
-        """The storage sink's file."""
-        return self.root / "store.db"
-
-    @property
-    def audit(self) -> Path:
-        """The audit sink's file: deltas as JSON lines, with their offsets."""
-        return self.root / "audit.jsonl"
-
-    @property
-    def replica(self) -> Path:
-        """The SQLite file of the store that is killed."""
-        return self.root / "replica.db"
-
-    @property
-    def crashed_replica(self) -> Path:
-        """A copy of the SQLite file as the killed store left it, beside a copy of its write-ahead log."""
-        return self.root / "left" / "replica.db"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.texts = root / "texts"
+        self.published = root / "published.jsonl"
+        self.store = root / "store.db"
+        self.audit = root / "audit.jsonl"
+        self.replica = root / "replica.db"
+        self.crashed_replica = root / "left" / "replica.db"
 
     def copy_replica(self) -> None:
         """Copy the replica's files as they are; no task may write them meanwhile."""

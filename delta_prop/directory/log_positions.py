@@ -62,13 +62,12 @@ def parse_position(
     return LogPosition(time_us=time_us)
 
 
-def find_name_fault(option: str, name: str, bytes_max: int) -> str | None:
-    """Return the error message for an invalid name; None if it is valid."""
+def check_name_argument(option: str, name: str, bytes_max: int) -> None:
+    """Check a name that an option gives. Raises UsageError."""
     try:
         check_name(option, name, bytes_max)
     except InvalidDelta as error:
-        return error.message
-    return None
+        raise UsageError(error.message) from None
 
 
 def offset_of(position: LogPosition, log: DurableLog) -> int:
@@ -84,6 +83,18 @@ def reached_offset(position: LogPosition, log: DurableLog) -> int:
     """Return the offset of a position that the log has reached. Raises UsageError."""
     offset = offset_of(position, log)
     check_reached(offset, log)
+    return offset
+
+
+def offset_to_reset_to(to: str, log: DurableLog, now_us: int) -> int:
+    """Return the offset that `--to` means now, so that a request means the same if it is carried out later.
+
+    Raises UsageError if the log does not have it.
+    """
+    offset = offset_of(parse_position("--to", to, now_us), log)
+    start, end = log.start_offset, log.high_watermark
+    if not start <= offset <= end:
+        raise UsageError(f"--to {to:.40}: give earliest, latest, a time or an offset from {start} to {end}")
     return offset
 
 

@@ -279,7 +279,6 @@ def _pack_head(size: int, batch_count: int, row_count: int, crc: int, time_us: i
 
 
 def _read_block(reader: _ChunkReader) -> _Block:
-    """Read one block. Raises _CorruptedBlockError."""
     raw = reader.take(BLOCK_HEAD.size)
     if len(raw) < BLOCK_HEAD.size:
         raise _CorruptedBlockError("the file was truncated there")

@@ -1,4 +1,4 @@
-"""Checks the arguments of the functions for Spark: a session, a log, a position in it."""
+"""Checks the arguments of the functions for Spark: a session, a table, a log, a position in it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     LogSource: TypeAlias = str | PurePath | Remote
     When: TypeAlias = int | str | datetime | LogPosition | None
+
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+"""Formats of tables, by the suffixes of their names."""
 
 
 def check_session(spark: object) -> None:
@@ -65,3 +68,27 @@ def position_of(
     if isinstance(at, bool) or not isinstance(at, int) or at < 0:
         raise UsageError(f"{name} {at!r:.60}: give an offset from 0, a datetime, or {TIME_EXAMPLES}")
     return LogPosition(offset=at)
+
+
+def check_not_beyond(option: str, offset: int, end: int) -> None:
+    """Raise UsageError if the bound of a read, from `option`, is after the log's next offset."""
+    if offset <= end:
+        return
+    last = f"its last delta has offset {end - 1}, the next one will have {end}" if end else "it is empty"
+    raise UsageError(
+        f"{option} {offset} is after the end of the log ({last}): give an offset up to {end}, earliest or "
+        "latest"
+    )
+
+
+def format_of(path: str, chosen: str | None = None) -> str:
+    """Return the chosen format, else that of the name's suffix. Raises UsageError."""
+    by_suffix = next(
+        (name for suffix, name in FORMATS.items() if path.rstrip("/").lower().endswith(suffix)), None
+    )
+    format_name = chosen or by_suffix
+    if format_name is None:
+        raise UsageError(
+            f"table {path!r:.300}: its name has no known suffix: give parquet, csv or json as format"
+        )
+    return format_name

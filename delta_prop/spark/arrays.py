@@ -17,6 +17,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_TYPES = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<int>": pa.list_(pa.int32()),
+    "array<float>": pa.list_(pa.float32()),
+    "array<string>": pa.list_(pa.string()),
+}
+"""Arrow's types by the names of Spark's."""
+
+
+def schema_of(ddl: str) -> pa.Schema:
+    """Return the Arrow schema of columns written as Spark's DDL: `name type`, or `name type not null`."""
+    columns = (column.split(maxsplit=2) for column in ddl.split(","))
+    return pa.schema([pa.field(name, _TYPES[kind], nullable=not rest) for name, kind, *rest in columns])
+
+
 def numbers_of(column: pa.Array) -> NDArray[Any]:
     """Return the numbers of an array; the number of a null is arbitrary."""
     kind = "i8" if pa.types.is_timestamp(column.type) else column.type.to_pandas_dtype()
@@ -40,6 +60,13 @@ def lengths_of(column: pa.Array) -> NDArray[np.int64]:
     if column.null_count:
         lengths[~validity_of(column)] = 0
     return lengths
+
+
+def concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches as one batch; copies them if there are several."""
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def array_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:

@@ -6,7 +6,6 @@ Pure. A message names the option, its value, the allowed values and the fix; it 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from delta_prop.client.addresses import PORT, parse_addresses
 from delta_prop.client.settings import ClientSettings
@@ -17,9 +16,6 @@ from delta_prop_wire.errors import InvalidDelta, UsageError
 from delta_prop_wire.requests import TOKEN_BYTES_MAX
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
 from delta_prop_wire.topics import Topic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PRODUCER_BYTES_MAX = 240
 """Maximum length of a job's name, to which each part appends its number."""
@@ -44,7 +40,6 @@ def read_addresses(option: str, text: str) -> tuple[str, ...]:
 
 
 def _read_address(option: str, text: str) -> str:
-    """Parse one address into host and port without a scheme."""
     if "@" in text:
         raise UsageError(f"{option}: an address has no user and no password: give a token with option token")
     has_scheme = text.startswith("delta://")
@@ -61,22 +56,22 @@ def _read_address(option: str, text: str) -> str:
     )
 
 
-def read_token(text: str) -> str:
+def read_token(name: str, text: str) -> str:
     """Check a token."""
     size = len(text.encode())
     if size > TOKEN_BYTES_MAX:
         raise UsageError(
-            f"option token: {size:,} bytes, more than the limit of {TOKEN_BYTES_MAX:,}: give another token"
+            f"option {name}: {size:,} bytes, more than the limit of {TOKEN_BYTES_MAX:,}: give another token"
         )
     return text
 
 
-def read_host(text: str) -> str:
+def read_host(name: str, text: str) -> str:
     """Check the host name that the certificate must have."""
     is_invalid = any(letter.isspace() or letter in "/:" for letter in text)
     if is_invalid or text.startswith(".") or not 1 <= len(text.encode()) <= HOST_BYTES_MAX:
         raise UsageError(
-            f"option tlsName {text!r:.40}: give the name of a host as the server's certificate has it, 1 to "
+            f"option {name} {text!r:.40}: give the name of a host as the server's certificate has it, 1 to "
             f"{HOST_BYTES_MAX} bytes, without a port"
         )
     return text
@@ -85,68 +80,52 @@ def read_host(text: str) -> str:
 # --- amounts, times, positions
 
 
-def make_flag_reader(name: str) -> Callable[[str], bool]:
-    """Return a reader of a boolean."""
-
-    def read(text: str) -> bool:
-        if text.lower() not in ("true", "false"):
-            raise UsageError(f"option {name} {text!r:.40}: give true or false")
-        return text.lower() == "true"
-
-    return read
+def read_flag(name: str, text: str) -> bool:
+    """Parse a boolean."""
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"option {name} {text!r:.40}: give true or false")
+    return text.lower() == "true"
 
 
-def make_number_reader(name: str, maximum: int) -> Callable[[str], int]:
-    """Return a reader of a whole number from 1 up to `maximum`."""
-
-    def read(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-        if not 1 <= number <= maximum:
-            raise UsageError(f"option {name} {text!r:.40}: give a whole number from 1 to {maximum:,}")
-        return number
-
-    return read
+def read_number(name: str, text: str, *, maximum: int) -> int:
+    """Parse a whole number from 1 up to `maximum`."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+    if not 1 <= number <= maximum:
+        raise UsageError(f"option {name} {text!r:.40}: give a whole number from 1 to {maximum:,}")
+    return number
 
 
-def make_seconds_reader(name: str) -> Callable[[str], float]:
-    """Return a reader of a number of seconds, which may have a fraction.
+def read_seconds(name: str, text: str) -> float:
+    """Parse a number of seconds, which may have a fraction.
 
     `silenceTimeoutSeconds` must exceed the interval between heartbeats.
     """
     seconds_min = ClientSettings().heartbeat_interval_s if name == "silenceTimeoutSeconds" else 0.0
-
-    def read(text: str) -> float:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = 0.0
-        if not seconds_min < seconds <= SECONDS_MAX:
-            reason = ", since a peer is silent between two heartbeats, and" if seconds_min else ","
-            raise UsageError(
-                f"option {name} {text!r:.40}: give a number of seconds above {seconds_min:g}{reason} "
-                f"up to {SECONDS_MAX:,}"
-            )
-        return seconds
-
-    return read
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds_min < seconds <= SECONDS_MAX:
+        reason = ", since a peer is silent between two heartbeats, and" if seconds_min else ","
+        raise UsageError(
+            f"option {name} {text!r:.40}: give a number of seconds above {seconds_min:g}{reason} "
+            f"up to {SECONDS_MAX:,}"
+        )
+    return seconds
 
 
-def make_position_reader(name: str, now_us: int) -> Callable[[str], LogPosition]:
-    """Return a reader of a log position; a time before 1970 becomes 1970."""
-
-    def read(text: str) -> LogPosition:
-        position = parse_position(f"option {name}", text, now_us)
-        if position.time_us is None:
-            return position
-        return position._replace(time_us=max(position.time_us, 0))
-
-    return read
+def read_position(name: str, text: str, *, now_us: int) -> LogPosition:
+    """Parse a log position; a time before 1970 becomes 1970."""
+    position = parse_position(f"option {name}", text, now_us)
+    if position.time_us is None:
+        return position
+    return position._replace(time_us=max(position.time_us, 0))
 
 
 # --- names
 
 
-def read_topics(text: str) -> tuple[str, ...]:
+def read_topics(name: str, text: str) -> tuple[str, ...]:
     """Parse topics separated by commas, or a list in JSON for topics that contain commas."""
     names = text.split(",")
     if text.startswith("["):
@@ -154,45 +133,36 @@ def read_topics(text: str) -> tuple[str, ...]:
             names = json.loads(text)
         except ValueError as error:
             raise UsageError(
-                f"option topics {text!r:.60} is not a JSON list ({error}): correct it or separate by commas"
+                f"option {name} {text!r:.60} is not a JSON list ({error}): correct it or separate by commas"
             ) from None
-    if not 1 <= len(names) <= TOPICS_MAX or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"option topics {text!r:.60}: give 1 to {TOPICS_MAX} topics, such as ns:docs,c:news")
+    if not 1 <= len(names) <= TOPICS_MAX or not all(isinstance(topic, str) for topic in names):
+        raise UsageError(f"option {name} {text!r:.60}: give 1 to {TOPICS_MAX} topics, such as ns:docs,c:news")
     try:
-        return tuple(dict.fromkeys(str(Topic.parse(name.strip())) for name in names))
+        return tuple(dict.fromkeys(str(Topic.parse(topic.strip())) for topic in names))
     except UsageError as error:
-        raise UsageError(f"option topics: {error}") from None
+        raise UsageError(f"option {name}: {error}") from None
 
 
-def read_namespace(text: str) -> str:
-    """Check a namespace."""
-    return _read_name("namespace", text, NAMESPACE_BYTES_MAX)
-
-
-def read_producer(text: str) -> str:
-    """Check a job's name."""
-    return _read_name("producer", text, PRODUCER_BYTES_MAX)
-
-
-def _read_name(option: str, text: str, bytes_max: int) -> str:
+def read_name(name: str, text: str) -> str:
+    """Check a namespace, or the name of a job (`producer`)."""
     try:
-        check_name(option, text, bytes_max)
+        check_name(name, text, NAMESPACE_BYTES_MAX if name == "namespace" else PRODUCER_BYTES_MAX)
     except InvalidDelta as error:
-        raise UsageError(f"option {option} {text!r:.40}: {error.reason}") from None
+        raise UsageError(f"option {name} {text!r:.40}: {error.reason}") from None
     return text
 
 
-def read_priority(text: str) -> Priority:
+def read_priority(name: str, text: str) -> Priority:
     """Parse a priority."""
     priority = Priority.__members__.get(text.upper())
     if priority is None:
         names = ", ".join(one.name.lower() for one in Priority)
-        raise UsageError(f"option priority {text!r:.40}: give {names}")
+        raise UsageError(f"option {name} {text!r:.40}: give {names}")
     return priority
 
 
-def read_on_refused(text: str) -> bool:
+def read_on_refused(name: str, text: str) -> bool:
     """Parse onRefused; return True if a refusal fails the job."""
     if text.lower() not in ("fail", "skip"):
-        raise UsageError(f"option onRefused {text!r:.40}: give fail or skip")
+        raise UsageError(f"option {name} {text!r:.40}: give fail or skip")
     return text.lower() == "fail"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from delta_prop.client.settings import ClientSettings
@@ -96,26 +97,25 @@ def read_options(
 ) -> ReadOptions:
     """Read the options of a read; `now_us` is the time for relative positions. Raises UsageError."""
     options = _OptionReader(given, "stream read" if stream else "batch read")
-    namespace = options.take("namespace", values.read_namespace, None)
+    namespace = options.take("namespace", values.read_name, None)
     topics = options.take("topics", values.read_topics, None)
+    read_position = partial(values.read_position, now_us=now_us)
     if namespace is not None and topics is not None:
         raise UsageError(f"options topics and namespace: give only topics, with ns:{namespace} among them")
     if namespace is not None:
         topics = (str(Topic(TopicKind.NAMESPACE, namespace)),)
     return ReadOptions(
         remote=_read_remote(options, environment),
-        start=options.take("start", values.make_position_reader("start", now_us), EARLIEST),
-        end=options.take("end", values.make_position_reader("end", now_us), LATEST),
+        start=options.take("start", read_position, EARLIEST),
+        end=options.take("end", read_position, LATEST),
         topics=topics or ("*",),
         partitions=options.take(
-            "partitions", values.make_number_reader("partitions", values.PARTITIONS_MAX), None
+            "partitions", partial(values.read_number, maximum=values.PARTITIONS_MAX), None
         ),
         offsets_max=options.take(
-            "maxOffsetsPerTrigger",
-            values.make_number_reader("maxOffsetsPerTrigger", values.OFFSETS_PER_TRIGGER_MAX),
-            None,
+            "maxOffsetsPerTrigger", partial(values.read_number, maximum=values.OFFSETS_PER_TRIGGER_MAX), None
         ),
-        pushdown=options.take("pushdown", values.make_flag_reader("pushdown"), False),
+        pushdown=options.take("pushdown", values.read_flag, False),
     )
 
 
@@ -126,14 +126,12 @@ def write_options(
     options = _OptionReader(given, "stream write" if stream else "batch write")
     return WriteOptions(
         remote=_read_remote(options, environment),
-        producer=options.take("producer", values.read_producer, None),
-        namespace=options.take("namespace", values.read_namespace, None),
+        producer=options.take("producer", values.read_name, None),
+        namespace=options.take("namespace", values.read_name, None),
         priority=options.take("priority", values.read_priority, Priority.NORMAL),
-        staged=options.take("staged", values.make_flag_reader("staged"), True),
-        waits=options.take("wait", values.make_flag_reader("wait"), True),
-        wait_timeout_s=options.take(
-            "waitTimeoutSeconds", values.make_seconds_reader("waitTimeoutSeconds"), WAIT_TIMEOUT_S
-        ),
+        staged=options.take("staged", values.read_flag, True),
+        waits=options.take("wait", values.read_flag, True),
+        wait_timeout_s=options.take("waitTimeoutSeconds", values.read_seconds, WAIT_TIMEOUT_S),
         fails_on_refused=options.take("onRefused", values.read_on_refused, True),
     )
 
@@ -153,10 +151,15 @@ class _OptionReader:
                 raise UsageError(_unknown_option_text(name, known, use))
             self._values[known[name.lower()]] = value
 
-    def take(self, name: str, read: Callable[[str], T], default: U) -> T | U:
+    def take(self, name: str, read: Callable[[str, str], T], default: U) -> T | U:
         """Return the value of an option as `read` parses it, `default` if it is not given."""
+        text = self.text(name)
+        return default if text is None else read(name, text)
+
+    def text(self, name: str) -> str | None:
+        """Return the text of an option, None if it is not given."""
         value = self._values.get(name)
-        return default if value is None else read(value.strip())
+        return None if value is None else value.strip()
 
 
 def _unknown_option_text(name: str, known: Mapping[str, str], use: str) -> str:
@@ -175,7 +178,7 @@ def _unknown_option_text(name: str, known: Mapping[str, str], use: str) -> str:
 
 
 def _read_remote(options: _OptionReader, environment: Mapping[str, str]) -> Remote:
-    name, url = "option url", options.take("url", str, None)
+    name, url = "option url", options.text("url")
     if not url:
         name, url = f"variable {URL_VARIABLE}", environment.get(URL_VARIABLE, "").strip()
     if not url:
@@ -185,18 +188,18 @@ def _read_remote(options: _OptionReader, environment: Mapping[str, str]) -> Remo
         )
     token = options.take("token", values.read_token, None) or environment.get(TOKEN_VARIABLE) or None
     times = {
-        setting: options.take(option, values.make_seconds_reader(option), getattr(ClientSettings(), setting))
+        setting: options.take(option, values.read_seconds, getattr(ClientSettings(), setting))
         for option, setting in _TIMEOUT_OPTIONS.items()
     }
     return Remote(values.read_addresses(name, url), token, _read_tls(options), ClientSettings(**times))
 
 
 def _read_tls(options: _OptionReader) -> Tls | None:
-    authorities, certificate, key = (options.take(option, str, None) for option in TLS_FILES)
+    authorities, certificate, key = map(options.text, TLS_FILES)
     name = options.take("tlsName", values.read_host, None)
     if (certificate is None) != (key is None):
         raise UsageError("options tlsCertificate and tlsKey: give both, or neither")
-    is_enabled = options.take("tls", values.make_flag_reader("tls"), None)
+    is_enabled = options.take("tls", values.read_flag, None)
     has_details = any(one is not None for one in (authorities, name, certificate))
     if is_enabled is False and has_details:
         raise UsageError("option tls is false, but other TLS options are given: leave out those, or tls")

@@ -89,7 +89,6 @@ def check_on_worker(remote: Remote) -> None:
 
 
 def _tls_files(tls: Tls) -> dict[str, str]:
-    """Return the given files by the options that name them."""
     paths = zip(TLS_FILES, (tls.authorities, tls.certificate, tls.key), strict=True)
     return {option: path for option, path in paths if path is not None}
 

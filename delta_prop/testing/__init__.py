@@ -5,8 +5,7 @@ from __future__ import annotations
 from delta_prop.testing.loop import Stuck, VirtualLoop, run_virtual
 from delta_prop.testing.network import VirtualNetwork
 from delta_prop.testing.network_path import NetworkConditions
-from delta_prop.testing.propagator import run_propagator
-from delta_prop.testing.recorded import RecordedPropagator, RecordingSink
+from delta_prop.testing.recorded import RecordedPropagator, RecordingSink, run_propagator
 from delta_prop.testing.world import virtual_world
 
 __all__ = [

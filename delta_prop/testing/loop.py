@@ -141,11 +141,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _clock_resolution: float
     _stopping: bool
 
-    def __init__(
-        self,
-        seed: int | None = None,
-        horizon_s: float = HORIZON_S,
-    ) -> None:
+    def __init__(self, seed: int | None = None, horizon_s: float = HORIZON_S) -> None:
         super().__init__()
         self.on_turn: Callable[[float, int], object] | None = None
         """Called at every turn with the time and the number of runnable callbacks; it may end the run."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.testing.propagator import run_propagator as run
+from delta_prop.testing.recorded import run_propagator as run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

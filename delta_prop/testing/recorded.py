@@ -5,17 +5,19 @@ It changes nothing in the service, which behaves as in production.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio.lowlevel
 
 from delta_prop.api.propagator import Propagator
 from delta_prop.calls.outcomes import Delivered
+from delta_prop.testing.loop import HORIZON_S, run_virtual
+from delta_prop.testing.world import virtual_world
 from delta_prop_sinks.sink import StopSink
 from delta_prop_wire.jsonlines import delta_from_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from delta_prop.api.settings import Settings
     from delta_prop.calls.receipt import PublishAck
@@ -101,3 +103,26 @@ class RecordingSink:
             raise StopSink(f"{self.deltas_max} deltas are recorded: raise deltas_max, or record fewer topics")
         self.received.append(delivered)
         self._next_offset = delivered.offset + 1
+
+
+T = TypeVar("T")
+
+
+def run_propagator(
+    main: Callable[[RecordedPropagator], Awaitable[T]],
+    settings: Settings | None = None,
+    *,
+    seed: int = 0,
+    horizon_s: float = HORIZON_S,
+) -> T:
+    """Run `main(propagator)` in virtual time: an hour takes milliseconds, a hang is an error.
+
+    Randomness, and the order of tasks that could run at the same time, are drawn from `seed`.
+    """
+
+    async def run() -> T:
+        async with RecordedPropagator(settings, world=virtual_world(seed)) as propagator:
+            result = await main(propagator)
+        return result  # noqa: RET504 - an `async with` may suppress an exception
+
+    return run_virtual(run, seed=seed, horizon_s=horizon_s)

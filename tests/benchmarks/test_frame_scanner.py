@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks._peers_bulk import FrameScanner
+from benchmarks._peers_scenes import FrameScanner
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.encode import encode_batch

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import mix
 from benchmarks._measure import calibration_ns
-from benchmarks._mixes import BY_ROW, ONE_KIND, Traffic
+from benchmarks.mix import BY_ROW, ONE_KIND, Traffic
 
 GATE = 3
 

@@ -56,7 +56,7 @@ def group_processes(group: int) -> list[str]:
 @pytest.mark.parametrize(
     ("awaited_file", "signum", "status", "expected_output"),
     [
-        ("*/geo/serve/output", signal.SIGTERM, 143, ""),
+        ("*/geo/output", signal.SIGTERM, 143, ""),
         ("*/geo/link/output", signal.SIGINT, 130, "./run bench pipeline: interrupted\n"),
         ("delta-prop-bench-*/log", signal.SIGTERM, 143, ""),
     ],

@@ -8,8 +8,8 @@ import re
 import anyio
 import pytest
 
-from benchmarks import _memory_cases, memory
-from benchmarks._memory_cases import (
+from benchmarks import memory
+from benchmarks.memory import (
     CASES,
     FRAME_BYTES,
     Case,
@@ -36,7 +36,7 @@ def test_failed_case_reports_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(count: int) -> float:
         raise ValueError(f"{count} are too many")
 
-    monkeypatch.setattr(_memory_cases, "CASES", (Case("bad", fail, 1), *CASES))
+    monkeypatch.setattr(memory, "CASES", (Case("bad", fail, 1), *CASES))
     receiver, sender = multiprocessing.Pipe()
     run("bad", 7, sender)
     assert "7 are too many" in receiver.recv()

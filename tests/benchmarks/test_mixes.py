@@ -7,9 +7,20 @@ from itertools import islice
 import pytest
 
 from benchmarks import mix
-from benchmarks._mixes import BY_BATCH, BY_ROW, DIMENSION, KEYS, NAMESPACES, ONE_KIND, TEMPLATES, Traffic
 from benchmarks._peers_ours import with_counter
-from benchmarks.mix import EMBEDDED, SERVER, TRAFFICS
+from benchmarks.mix import (
+    BY_BATCH,
+    BY_ROW,
+    DIMENSION,
+    EMBEDDED,
+    KEYS,
+    NAMESPACES,
+    ONE_KIND,
+    SERVER,
+    TEMPLATES,
+    TRAFFICS,
+    Traffic,
+)
 from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, Kind

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.spark.arrays import fill_text, flags_of, lengths_of, numbers_of, validity_of
-from delta_prop.spark.data_source.bad_rows import name_row
 from delta_prop_wire.block import Block
-from delta_prop_wire.bounds import check_metadata
+from delta_prop_wire.bounds import FLOAT_BOUND, check_metadata
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.encode import name_table
 from delta_prop_wire.errors import InvalidDelta
@@ -25,6 +24,7 @@ from delta_prop_wire.spec import DELTA_ID_BYTES
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFORM}
@@ -208,10 +208,7 @@ def _to_float32(numbers: pa.Array, sizes: NDArray[np.int64]) -> memoryview:
 
 
 def _add_indices(
-    columns: _Columns,
-    given: dict[str, pa.Array],
-    sizes: NDArray[np.int64],
-    kinds: NDArray[np.uint8],
+    columns: _Columns, given: dict[str, pa.Array], sizes: NDArray[np.int64], kinds: NDArray[np.uint8]
 ) -> None:
     column = given.get("indices")
     count = len(kinds)
@@ -327,3 +324,49 @@ def _add_times(columns: _Columns, given: dict[str, pa.Array], count: int) -> int
         return int(hybrid[0])
     columns[Column.TIMES] = hybrid.tobytes()
     return 0
+
+
+_ID_CHARS_MAX = 100
+_NUMBER_FIELDS = ("vector", "values", "factor", "amount")
+
+
+def name_row(error: InvalidDelta, given: dict[str, pa.Array], before: int) -> InvalidDelta:
+    """Return the error with the row's vector id, as the row's number in a block means nothing to a user.
+
+    `before`: the number of rows of the partition that come before these.
+    """
+    field, row, ids = error.field or "delta", error.row, given.get("vector_id")
+    if row is None or ids is None:
+        return error
+    if field == "vector_id" and not ids[row].is_valid:
+        return InvalidDelta(field, _locate_row(ids, row, before))
+    reason = (field in _NUMBER_FIELDS and _overflow_reason(given, row)) or error.reason
+    return InvalidDelta(field, f"of vector_id {ids[row].as_py()!r:.{_ID_CHARS_MAX}}: {reason}")
+
+
+def _locate_row(ids: pa.Array, row: int, before: int) -> str:
+    near = ""
+    for other, where in ((row - 1, "after"), (row + 1, "before")):
+        if 0 <= other < len(ids) and ids[other].is_valid:
+            near = f", {where} vector_id {ids[other].as_py()!r:.{_ID_CHARS_MAX}}"
+            break
+    return (
+        f"missing in row {before + row:,} of its partition, counted from 0{near}: show such rows with "
+        'df.where("vector_id is null"), leave them out with df.where("vector_id is not null")'
+    )
+
+
+def _overflow_reason(given: dict[str, pa.Array], row: int) -> str | None:
+    """Return the reason for a finite double that overflows float32, None if there is none."""
+    for name in ("vector", "values"):
+        column = given.get(name)
+        numbers = None if column is None else column[row].as_py()
+        for position, number in enumerate(numbers or ()):
+            with np.errstate(over="ignore"):
+                fits = number is None or np.isfinite(np.float32(number)) or not np.isfinite(number)
+            if not fits:
+                return (
+                    f"number {position} is {number!r}, which does not fit in float32: numbers are finite and "
+                    f"within {FLOAT_BOUND}: clamp it or leave it out"
+                )
+    return None

@@ -124,7 +124,6 @@ class NumberedPart:
         self._result.deltas += rows.num_rows
 
     def _take_outcomes(self, *, waits: bool) -> None:
-        """Process outcomes, in order."""
         while self._in_flight and (waits or self._in_flight[0].receipt.done):
             block = self._in_flight.popleft()
             try:

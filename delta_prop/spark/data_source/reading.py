@@ -10,14 +10,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
+from delta_prop.spark.arguments import check_not_beyond
 from delta_prop.spark.columns import check_read_schema
-from delta_prop.spark.data_source.bounds_checks import check_not_beyond
 from delta_prop.spark.data_source.pushdown import ReadFilter, narrow
 from delta_prop.spark.service_checks import range_reader_of
 from delta_prop_wire.errors import UsageError
@@ -134,11 +130,9 @@ class StreamReader(_BaseReader, DataSourceStreamReader, SupportsTriggerAvailable
         """Return the end of the next micro-batch. Raises UsageError, Refused, Unreachable."""
         bounds = self._range_reader().bounds()
         next_offset = _check_spark_offset(start, bounds)
-        end = (
-            bounds.end_offset
-            if self._stream_end is None
-            else max(min(bounds.end_offset, self._stream_end), next_offset)
-        )
+        end = bounds.end_offset
+        if self._stream_end is not None:
+            end = max(min(end, self._stream_end), next_offset)
         if isinstance(limit, ReadMaxRows):
             end = min(end, next_offset + limit.max_rows)
         return start if end <= next_offset else _to_spark_offset(end, bounds)

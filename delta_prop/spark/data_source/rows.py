@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.arrays import array_of, fill_text, flags_of
+from delta_prop.spark.arrays import array_of, concat_batches, fill_text, flags_of, schema_of
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.layout import Column
 from delta_prop_wire.topics import kind_name
@@ -25,26 +25,11 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import Batch, LoggedBatch
 
-SCHEMA = pa.schema(
-    [
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("vector_id", pa.string(), nullable=False),
-        pa.field("namespace", pa.string(), nullable=False),
-        pa.field("op", pa.string(), nullable=False),
-        pa.field("vector", pa.list_(pa.float32())),
-        pa.field("indices", pa.list_(pa.int32())),
-        pa.field("values", pa.list_(pa.float32())),
-        pa.field("data", pa.binary()),
-        pa.field("metadata", pa.string()),
-        pa.field("topics", pa.list_(pa.string())),
-        pa.field("id", pa.binary()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("priority", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("origin", pa.string(), nullable=False),
-        pa.field("counter", pa.int64(), nullable=False),
-        pa.field("lamport", pa.int64(), nullable=False),
-    ]
+SCHEMA = schema_of(
+    "offset long not null, vector_id string not null, namespace string not null, op string not null, "
+    "vector array<float>, indices array<int>, values array<float>, data binary, metadata string, "
+    "topics array<string>, id binary, timestamp timestamp, priority string not null, "
+    "source string not null, origin string not null, counter long not null, lamport long not null"
 )
 """Columns that a read returns."""
 
@@ -80,7 +65,7 @@ def merge_batches(
         is_large = logged.count >= UNMERGED_ROWS
         is_full = row_count + logged.count > MERGE_ROWS or size + logged.batch.size > MERGE_BYTES
         if row_count and (is_large or is_full):
-            yield _concat_batches(pending)
+            yield concat_batches(pending)
             pending, row_count, size = [], 0, 0
         rows = to_arrow(logged, schema)
         if is_large:
@@ -89,13 +74,7 @@ def merge_batches(
         pending.append(rows)
         row_count, size = row_count + logged.count, size + logged.batch.size
     if pending:
-        yield _concat_batches(pending)
-
-
-def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        yield concat_batches(pending)
 
 
 class _BatchColumns:

@@ -6,6 +6,7 @@ snapshot has the states that resulted from it. Every task must see the directory
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
@@ -16,8 +17,7 @@ from delta_prop.calls.argument_checks import check_path
 from delta_prop.directory.log_positions import EARLIEST, LATEST, check_not_before, offset_of
 from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log
 from delta_prop.platform.system import open_existing_disk
-from delta_prop.spark.arguments import check_session, position_of
-from delta_prop.spark.data_source.bounds_checks import check_not_beyond
+from delta_prop.spark.arguments import check_not_beyond, check_session, position_of
 from delta_prop.spark.data_source.rows import merge_batches
 from delta_prop_broker.readonly.follow import Follower
 from delta_prop_broker.retention.snapshot import open_snapshot
@@ -55,14 +55,12 @@ class SegmentPart:
 
     def batches(self) -> Iterator[LoggedBatch]:
         """Yield its batches; the last one may reach beyond `end`. Raises Refused, LogCorrupted, OSError."""
-        follower = Follower(open_existing_disk(self.data), self.start, synced=self.end)
-        try:
+        disk = open_existing_disk(self.data)
+        with closing(Follower(disk, self.start, synced=self.end)) as follower:
             for location in follower.read():
                 if location.logged.offset >= self.end:
                     return
                 yield location.logged
-        finally:
-            follower.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +83,8 @@ class SnapshotPart:
                 f"the snapshot at offset {self.offset} was replaced by a newer one while it was read: "
                 "start the job again",
             ) from None
-        try:
+        with closing(snapshot):
             yield from snapshot.frames(self.first_frame, self.end_frame)
-        finally:
-            snapshot.close()
 
 
 class LogPart(Protocol):
@@ -191,7 +187,6 @@ def states_of(path: str, *, at: LogPosition = LATEST) -> LogView:
 
 
 def _end_of(at: LogPosition, log: DurableLog) -> int:
-    """Return the offset after the last delta to fold."""
     if at.offset is not None:
         if at.offset >= log.high_watermark:
             raise UsageError(
@@ -221,11 +216,8 @@ def _segment_parts(disk: Disk, path: str, log: DurableLog, begin: int, end: int)
 
 
 def _bytes_of(disk: Disk, base: int) -> int:
-    file = disk.open(Segment(DIRECTORY, base).path, read_only=True)
-    try:
+    with closing(disk.open(Segment(DIRECTORY, base).path, read_only=True)) as file:
         return file.size()
-    finally:
-        file.close()
 
 
 def _snapshot_parts(path: str, snapshot: Snapshot) -> list[SnapshotPart]:

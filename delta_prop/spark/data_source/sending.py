@@ -10,10 +10,13 @@ from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+
 from delta_prop.client.sync_producer import SyncProducer
+from delta_prop.spark.arrays import concat_batches
 from delta_prop.spark.data_source.blocks import to_block
 from delta_prop.spark.data_source.results import PartResult
-from delta_prop.spark.data_source.slicing import slice_blocks
 from delta_prop.spark.service_checks import check_on_worker
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import JobPart
@@ -22,12 +25,13 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import pyarrow as pa
-
     from delta_prop.client.sync_producer import SyncReceipt
     from delta_prop.spark.options import WriteOptions
     from delta_prop_wire.block import Block
 
+BLOCK_ROWS = 5_000
+"""Half the rows of a batch of Spark, so that slices need no copy. Another value breaks running streams."""
+BLOCK_BYTES = 4 * 1024 * 1024
 _COMMITTED_STATES = ("committed", "published")
 
 
@@ -126,3 +130,42 @@ def _offer_block(
 ) -> SyncReceipt:
     limit_s = options.remote.settings.delivery_timeout_s
     return producer.offer_block(block, counter, priority=options.priority, timeout_s=limit_s)
+
+
+# --- slices, whose bounds depend only on the part's rows, not on the batches in which Spark passes them
+
+
+def slice_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in slices of up to `BLOCK_ROWS` and about `BLOCK_BYTES`."""
+    pending: list[pa.RecordBatch] = []
+    row_count = 0
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            count = min(BLOCK_ROWS - row_count, batch.num_rows - start)
+            pending.append(batch.slice(start, count))
+            start, row_count = start + count, row_count + count
+            if row_count == BLOCK_ROWS:
+                yield from _split_large(concat_batches(pending))
+                pending, row_count = [], 0
+    if pending:
+        yield from _split_large(concat_batches(pending))
+
+
+def _split_large(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if rows.num_rows == 1 or sum(map(_content_size, rows.columns)) <= BLOCK_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _split_large(rows.slice(0, half))
+    yield from _split_large(rows.slice(half))
+
+
+def _content_size(column: pa.Array) -> int:
+    """Return the bytes of a column's content, independent of its encoding, as block bounds depend on it."""
+    kind, count = column.type, len(column)
+    if not (pa.types.is_list(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return 8 * count
+    ends = np.frombuffer(column.buffers()[1], np.int32)
+    content = int(ends[column.offset + count]) - int(ends[column.offset])
+    return content * (4 if pa.types.is_list(kind) else 1)

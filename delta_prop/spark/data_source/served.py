@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.directory.log_positions import EARLIEST, LATEST
 from delta_prop.spark import system
-from delta_prop.spark.data_source.bounds_checks import check_not_beyond
+from delta_prop.spark.arguments import check_not_beyond
 from delta_prop.spark.data_source.segments import LogView
 from delta_prop.spark.options import Remote, read_options
 from delta_prop.spark.service_checks import check_on_driver, range_reader_of

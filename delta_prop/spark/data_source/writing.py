@@ -9,11 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from delta_prop.spark import system
 from delta_prop.spark.columns import check_write_schema
@@ -62,21 +58,37 @@ class PartReport(WriterCommitMessage):
         return StagedPart(self.part, self.attempt, self.result.deltas, self.result.checksum)
 
 
-class StagedWriter(DataSourceArrowWriter):
-    """Stages parts in tasks; the driver has all of them published, or none."""
+class _BaseWriter:
+    """Base of the writers."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_write_schema(schema)
+        self._options = options
+        self._started_at = system.now()
+
+    def _report_written(self, subject: str, parts: Sequence[PartResult]) -> None:
+        report(format_written(subject, parts, system.now() - self._started_at))
+
+    def _report_refused(self, text: str) -> None:
+        """Raise RowsRefused, or report the text if refusals are skipped."""
+        if self._options.fails_on_refused:
+            raise RowsRefused(text)
+        report(text)
+
+
+class StagedWriter(_BaseWriter, DataSourceArrowWriter):
+    """Stages parts in tasks; the driver has all of them published, or none."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
         if "id" in schema.names:
             raise UsageError(
                 "column id: staged rows are identified by their job and have no ids: leave it out with "
                 'df.drop("id"), or give option staged=false'
             )
-        self._options = options
         self._job = job_name_of(options)
         # Random, so that attempts of two runs of a job have different numbers.
         self._run = system.draw_bits(32)
-        self._started_at = system.now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         """Stage a part, on an executor."""
@@ -101,13 +113,9 @@ class StagedWriter(DataSourceArrowWriter):
         status = self._decide(Decision.COMMIT, parts)
         if self._options.waits:
             status = self._wait_published(status)
-        report(
-            format_written(
-                f"job {self._job}", [one.result for one in written], system.now() - self._started_at
-            )
-        )
+        self._report_written(f"job {self._job}", [one.result for one in written])
         if status.refused:
-            _report_refused(self._options, format_job_refused(self._job, status))
+            self._report_refused(format_job_refused(self._job, status))
 
     def abort(self, messages: list[PartReport | None]) -> None:
         """Drop all parts of this run, unless the job is committed and so takes effect."""
@@ -120,7 +128,6 @@ class StagedWriter(DataSourceArrowWriter):
                 raise
 
     def _wait_published(self, status: JobStatus) -> JobStatus:
-        """Wait until the job is published."""
         from delta_prop.client.jobs import Decision, JobState
 
         started_at = reported_at = system.now()
@@ -155,14 +162,12 @@ class StagedWriter(DataSourceArrowWriter):
         )
 
 
-class DirectWriter(DataSourceArrowWriter):
+class DirectWriter(_BaseWriter, DataSourceArrowWriter):
     """Writes into the log from tasks. Each row has one effect, but a failed job's rows stay."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_write_schema(schema)
-        self._options = options
+        super().__init__(options, schema)
         self._job = job_name_of(options)
-        self._started_at = system.now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         """Write a part, on an executor."""
@@ -174,9 +179,9 @@ class DirectWriter(DataSourceArrowWriter):
     def commit(self, messages: list[PartReport | None]) -> None:
         """Report what was written. Raises RowsRefused if rows were refused."""
         parts = [one.result for one in messages if one is not None]
-        report(format_written(f"job {self._job}, written directly", parts, system.now() - self._started_at))
+        self._report_written(f"job {self._job}, written directly", parts)
         if any(one.refused for one in parts):
-            _report_refused(self._options, format_direct_refused(self._job, parts))
+            self._report_refused(format_direct_refused(self._job, parts))
 
     def abort(self, messages: list[PartReport | None]) -> None:
         """Report what stays in the log."""
@@ -187,13 +192,8 @@ class DirectWriter(DataSourceArrowWriter):
         )
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_BaseWriter, DataSourceStreamArrowWriter):
     """Writes into the log from tasks, under counters of the micro-batch: a retried one is a duplicate."""
-
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_write_schema(schema)
-        self._options = options
-        self._started_at = system.now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         """Write a part of a micro-batch, on an executor."""
@@ -219,9 +219,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         parts = [one.result for one in messages if one is not None]
         refused = any(one.refused for one in parts)
         if sum(one.waited_s for one in parts) >= REPORTED_WAIT_S or refused:
-            report(format_written(f"micro-batch {batchId}", parts, system.now() - self._started_at))
+            self._report_written(f"micro-batch {batchId}", parts)
         if refused:
-            _report_refused(self._options, format_stream_refused(batchId, parts))
+            self._report_refused(format_stream_refused(batchId, parts))
 
     def abort(self, messages: list[PartReport | None], batchId: int) -> None:
         """Do nothing: Spark retries the micro-batch, which goes on where it stopped."""
@@ -240,13 +240,6 @@ def job_name_of(options: WriteOptions) -> str:
 def report(line: str) -> None:
     """Log a line for the user: in the configured log, else on the driver's standard error."""
     system.get_logger().info(line)
-
-
-def _report_refused(options: WriteOptions, text: str) -> None:
-    """Raise RowsRefused, or report the text if refusals are skipped."""
-    if options.fails_on_refused:
-        raise RowsRefused(text)
-    report(text)
 
 
 def _task_numbers() -> tuple[int, int]:

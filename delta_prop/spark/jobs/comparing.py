@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.auditing.differences import diff_metadata
+from delta_prop.spark.arrays import schema_of
 from delta_prop.spark.jobs.pairs import FACTS, MEMBER, Pairs, is_first_of_vector, pair_rows, row_error
 from delta_prop.spark.states.folding_numbers import Lists, expand_spans
 from delta_prop_wire.delta import Kind
@@ -25,23 +26,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-DELTAS = pa.schema(
-    [
-        pa.field("vector_id", pa.string()),
-        pa.field("namespace", pa.string()),
-        pa.field("op", pa.string()),
-        pa.field("vector", pa.list_(pa.float32())),
-        pa.field("indices", pa.list_(pa.int32())),
-        pa.field("values", pa.list_(pa.float32())),
-        pa.field("data", pa.binary()),
-        pa.field("metadata", pa.string()),
-    ]
-)
-"""Columns of deltas as they are written."""
 DELTAS_DDL = (
     "vector_id string, namespace string, op string, vector array<float>, indices array<int>, "
     "values array<float>, data binary, metadata string"
 )
+DELTAS = schema_of(DELTAS_DDL)
+"""Columns of deltas as they are written."""
 _UNCHANGED = 255
 _OPERATIONS = pa.array([kind_name(kind) for kind in range(max(Kind) + 1)], pa.string())
 
@@ -124,7 +114,6 @@ def _find_changed(old: NDArray[np.float32], new: NDArray[np.float32], threshold:
 
 
 def _count_flags(flags: NDArray[np.bool_], lists: Lists) -> NDArray[np.int64]:
-    """Return the number of flags set in each list."""
     total = np.concatenate([[0], np.cumsum(flags)])
     counts: NDArray[np.int64] = np.diff(total[lists.bounds])
     return counts

@@ -12,6 +12,7 @@ from delta_prop.directory.log_positions import EARLIEST, LATEST
 from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.directory.stored_sinks import read_sinks
 from delta_prop.spark.arguments import check_session, normalize_source, position_of
+from delta_prop.spark.arrays import schema_of
 from delta_prop.spark.data_source.segments import log_of, spark_parts
 from delta_prop.spark.data_source.served import remote_of, served_range
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys
@@ -30,25 +31,15 @@ if TYPE_CHECKING:
     from delta_prop.spark.options import Remote
     from delta_prop_wire.batch import LoggedBatch
 
-COUNTS = pa.schema(
-    [
-        pa.field("namespace", pa.string(), nullable=False),
-        pa.field("vector_id", pa.string()),
-        pa.field("op", pa.string()),
-        pa.field("deltas", pa.int64(), nullable=False),
-        pa.field("bytes", pa.int64(), nullable=False),
-        pa.field("numbers", pa.int64(), nullable=False),
-        pa.field("dimension", pa.int64(), nullable=False),
-    ]
-)
-"""Counts of a part of the log: a row counts either one vector, or one operation in one namespace.
-
-`numbers`: how many numbers the deltas carry; `dimension`: that of the longest vector.
-"""
 COUNTS_DDL = (
     "namespace string not null, vector_id string, op string, deltas long not null, bytes long not null, "
     "numbers long not null, dimension long not null"
 )
+COUNTS = schema_of(COUNTS_DDL)
+"""Counts of a part of the log: a row counts either one vector, or one operation in one namespace.
+
+`numbers`: how many numbers the deltas carry; `dimension`: that of the longest vector.
+"""
 _ROWS_PER_COUNT = 100_000
 _KIND_CODES = 256
 """Number of codes that the kind of an operation can have."""

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from delta_prop.spark.arguments import check_table
-from delta_prop.spark.jobs.formats import format_of
+from delta_prop.spark.arguments import check_table, format_of
 from delta_prop.spark.jobs.pairs import MEMBER, NEW
 from delta_prop.spark.jobs.tables import column_mapping_of, join_members, to_facts
 

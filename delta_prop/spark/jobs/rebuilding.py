@@ -7,6 +7,7 @@ No sink may have the file open meanwhile. To fill an index, load the table of al
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from delta_prop.spark.arguments import check_session, position_of
 from delta_prop.spark.data_source.segments import states_of
 from delta_prop.spark.jobs.replaying import replay_log
 from delta_prop.spark.states.buckets import bucket_count_for
-from delta_prop.spark.states.schema import STATES
+from delta_prop.spark.states.changes import STATES
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
@@ -79,11 +80,8 @@ def check_replaceable(file: str, log: LogView, *, replace: bool) -> None:
     """Raise UsageError if an existing file is in use, is not a sink's, or must not be replaced."""
     if not Path(file).exists():
         return
-    stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
-    try:
+    with closing(StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)) as stored:
         _check_empty(file, stored.connect(log.log_id), replace=replace)
-    finally:
-        stored.close()
 
 
 def rebuild_from(

@@ -18,8 +18,7 @@ from delta_prop.spark.arguments import check_session, normalize_source, position
 from delta_prop.spark.data_source.segments import spark_parts, states_of
 from delta_prop.spark.data_source.served import remote_of, served_log
 from delta_prop.spark.states.buckets import BLOBS_DDL, bucket_count_for, fold_blobs, spread
-from delta_prop.spark.states.changes import STATE, split_keys
-from delta_prop.spark.states.schema import STATES, STATES_DDL
+from delta_prop.spark.states.changes import STATE, STATES, STATES_DDL, split_keys
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
 
@@ -98,7 +97,8 @@ def _to_rows(states: pa.RecordBatch) -> pa.RecordBatch:
     namespaces, vector_ids = split_keys(states.column("key"))
     kinds = states.column("kind").to_numpy() & np.uint8(STATE - 1)
     vectors, opaque = (pa.array(kinds == kind) for kind in (Kind.CREATE, Kind.OPAQUE))
-    origins = [f"{origin:016x}" for origin in np.unique(states.column("origin").to_numpy()).tolist()]
+    origins, origin_of = np.unique(states.column("origin").to_numpy(), return_inverse=True)
+    origin_texts = pa.array([f"{origin:016x}" for origin in origins.tolist()], pa.string())
     columns: dict[str, Any] = {
         "namespace": namespaces,
         "vector_id": vector_ids,
@@ -106,20 +106,14 @@ def _to_rows(states: pa.RecordBatch) -> pa.RecordBatch:
         "vector": pc.if_else(vectors, states.column("values"), pa.scalar(None, pa.list_(pa.float32()))),
         "data": pc.if_else(opaque, states.column("data"), pa.scalar(None, pa.binary())),
         "metadata": _unpack_metadata(states.column("patch")),
-        "origin": _to_hex(states.column("origin").to_numpy(), origins),
+        "origin": origin_texts.take(pa.array(origin_of)),
     }
     for name in ("offset", "lamport", "counter", "ignored"):
         columns[name] = states.column(name).cast(pa.int64())
     return pa.RecordBatch.from_arrays([columns[name] for name in STATES.names], schema=STATES)
 
 
-def _to_hex(origins: Any, texts: list[str]) -> pa.Array:
-    _, indices = np.unique(origins, return_inverse=True)
-    return pa.array(texts, pa.string()).take(pa.array(indices))
-
-
 def _unpack_metadata(packed: pa.Array) -> pa.Array:
-    """Return metadata as JSON, null if absent."""
     if packed.null_count == len(packed):
         return pa.nulls(len(packed), pa.string())
     return pa.array([None if one is None else _to_json(one) for one in packed.to_pylist()], pa.string())

@@ -154,7 +154,6 @@ def _contains_map(kind: DataType) -> bool:
 
 
 def _quote(name: str) -> str:
-    """Return a column's name quoted for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from delta_prop.spark.arrays import schema_of
 from delta_prop_wire.layout import Column
 
 if TYPE_CHECKING:
@@ -42,6 +43,14 @@ CHANGES = pa.schema(
 """`patch`: a merge patch in msgpack; of a state, all its metadata. `known`: `KnownIds` of the row's frame.
 `ignored`: of a state, its number of deltas without effect.
 """
+
+STATES_DDL = (
+    "namespace string not null, vector_id string not null, alive boolean not null, vector array<float>, "
+    "data binary, metadata string, offset long not null, lamport long not null, origin string not null, "
+    "counter long not null, ignored long not null"
+)
+STATES = schema_of(STATES_DDL)
+"""One row per vector: its state, and the delta that last changed it. `ignored`: deltas without effect."""
 
 _KEY_BYTES_MAX = 1 << 13
 """Maximum length of a key."""

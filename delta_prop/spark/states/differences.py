@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.auditing.differences import LogState, SinkRow, Verdict, classify, make_difference
+from delta_prop.spark.arrays import schema_of
 from delta_prop.spark.states.buckets import SINK_STATES, UNORDERED, ChangeBuffer, unpack_blobs
 from delta_prop.spark.states.changes import CHANGES, STATE
 from delta_prop.spark.states.folding import column_of, fold
@@ -28,29 +29,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-DIFFERENCES = pa.schema(
-    [
-        pa.field("namespace", pa.string(), nullable=False),
-        pa.field("vector_id", pa.string(), nullable=False),
-        pa.field("difference", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("op", pa.string()),
-        pa.field("vector", pa.list_(pa.float32())),
-        pa.field("data", pa.binary()),
-        pa.field("metadata", pa.string()),
-        pa.field("origin", pa.string()),
-        pa.field("counter", pa.int64()),
-    ]
-)
-"""`op`, `vector`, `data`, `metadata`: the delta that repairs the difference. `origin`, `counter`: the log's
-last delta of the vector, on which the repair depends; null if there is none. A vector with quarantined deltas
-gets no repair, as the quarantine would hold the repair, too.
-"""
 DIFFERENCES_DDL = (
     "namespace string not null, vector_id string not null, difference string not null, "
     "reason string not null, op string, vector array<float>, data binary, metadata string, "
     "origin string, counter long"
 )
+DIFFERENCES = schema_of(DIFFERENCES_DDL)
+"""`op`, `vector`, `data`, `metadata`: the delta that repairs the difference. `origin`, `counter`: the log's
+last delta of the vector, on which the repair depends; null if there is none. A vector with quarantined deltas
+gets no repair, as the quarantine would hold the repair, too.
+"""
 
 
 def find_differences(

@@ -48,7 +48,8 @@ class Lists:
         """Return copies of the lists at `rows`; row -1 gives an empty list."""
         sizes = np.where(rows < 0, 0, self.sizes[rows])
         width = int(sizes[0]) if len(sizes) else 0
-        if width and (sizes == width).all() and len(self.flat) % width == 0 and self._is_uniform(width):
+        is_uniform = width and (sizes == width).all() and len(self.flat) % width == 0
+        if is_uniform and (self.sizes == width).all():
             return Lists(_to_bounds(sizes), self.flat.reshape(-1, width)[rows].reshape(-1))
         return Lists(_to_bounds(sizes), self.flat[expand_spans(self.bounds[rows], sizes)])
 
@@ -59,9 +60,6 @@ class Lists:
         if is_nonempty.any():
             highest[is_nonempty] = np.maximum.reduceat(self.flat, self.bounds[:-1][is_nonempty])
         return highest
-
-    def _is_uniform(self, width: int) -> bool:
-        return bool((self.sizes == width).all())
 
 
 def expand_spans(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:

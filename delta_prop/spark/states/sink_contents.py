@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.spark.arguments import check_session
-from delta_prop.spark.states.changes import CHANGES, STATE, join_keys
-from delta_prop.spark.states.schema import STATES
+from delta_prop.spark.states.changes import CHANGES, STATE, STATES, join_keys
 from delta_prop.spark.states.storage_rows import UNKNOWN_METADATA, pack_metadata
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.errors import UsageError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from delta_prop.calls.receipt import Receipt
 from delta_prop.commands.connect_options import ConnectOptions, connect_options_of
 from delta_prop.commands.parsers import add_server_arguments
 from delta_prop.commands.publishers import LineAck, RemotePublisher
-from delta_prop.commands.subscribe import SubscribeOptions, _write_from_server
+from delta_prop.commands.subscribe import _write_from_server
 from delta_prop.platform import system
 from delta_prop.platform.ports import Tls
 from delta_prop.testing import run_virtual
@@ -84,8 +84,6 @@ def test_subscribe_without_follow_ends_at_the_initial_log_end(
         log_end=6, received=7, next_batch=next_batch, ack=acked.append, standing_by=False
     )
     run_virtual(
-        lambda: _write_from_server(
-            cast("Any", subscriber), SubscribeOptions(ConnectOptions(("h:1",)), follow=False)
-        )
+        lambda: _write_from_server(cast("Any", subscriber), Namespace(count=None, group=None, follow=False))
     )
     assert (acked, len(lines), batches) == ([3, 4, 5], 3, [])

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from delta_prop.demo import system
-from delta_prop.demo.watch import Changes, compare_scans
+from delta_prop.demo.runner import Changes, compare_scans
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from delta_prop.spark.data_source import segments
 from delta_prop.spark.data_source.segments import deltas_of
 from delta_prop.spark.jobs.replaying import replay
 from delta_prop.spark.states import buckets
-from delta_prop.spark.states.schema import STATES, STATES_DDL
+from delta_prop.spark.states.changes import STATES, STATES_DDL
 from delta_prop_wire import delta as d
 from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import UsageError

@@ -13,7 +13,7 @@ pa = pytest.importorskip("pyarrow")
 from delta_prop.client import SyncProducer  # noqa: E402
 from delta_prop.client.jobs import Decision, JobState, StagedPart, decide  # noqa: E402
 from delta_prop.client.ranges import RangeReader  # noqa: E402
-from delta_prop.spark.data_source import direct, slicing  # noqa: E402
+from delta_prop.spark.data_source import direct, sending  # noqa: E402
 from delta_prop.spark.data_source.direct import COUNTERS_PER_BATCH, NumberedPart  # noqa: E402
 from delta_prop.spark.data_source.results import PartResult  # noqa: E402
 from delta_prop.spark.data_source.sending import stage_part  # noqa: E402
@@ -45,7 +45,7 @@ class TaskDied(Exception):
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slicing, "BLOCK_ROWS", 10)
+    monkeypatch.setattr(sending, "BLOCK_ROWS", 10)
 
 
 @pytest.fixture
