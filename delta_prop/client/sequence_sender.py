@@ -18,8 +18,9 @@ from delta_prop.client.backoff import Backoff
 from delta_prop.client.offer import Columns
 from delta_prop.client.sent_clocks import SentClocks, highest_dots
 from delta_prop_wire.block import Block
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation
-from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
+from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -434,7 +435,7 @@ class SequenceSender:
                 priority=self.priority,
             )
         if not has_gaps and not clock and all(offer.is_opaque_only for offer in offers):
-            return encode_opaque(
+            batch = core_mode.core.encode_opaque(
                 [delta for offer in offers for delta in offer.deltas]
                 if len(offers) > 1
                 else offers[0].deltas,
@@ -444,6 +445,8 @@ class SequenceSender:
                 ack_level=level,
                 priority=self.priority,
             )
+            if batch is not None:
+                return batch
         deltas = _collect_deltas(offers)
         return encode_batch(
             deltas,

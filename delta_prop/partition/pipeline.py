@@ -44,8 +44,8 @@ from delta_prop.partition.order.pending_drafts import PendingDrafts
 from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Dot, Priority, Source, make_origin
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.heterogeneous import common_columns_only
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
+from delta_prop_wire.validate import common_columns_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

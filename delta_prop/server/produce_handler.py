@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from delta_prop.server.server_context import Counters
     from delta_prop.server.settings import ServerSettings
     from delta_prop_wire.batch import Batch
+    from delta_prop_wire.core import FrameRun
     from delta_prop_wire.delta import AckLevel
-    from delta_prop_wire.frame_runs import FrameRun
     from delta_prop_wire.frames import DeltaFrame, OriginClaim
 
 _EMPTY_OPERATION = opaque(b"")

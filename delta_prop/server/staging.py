@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from delta_prop.server.server_context import ServerContext
     from delta_prop_broker.disk import File
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.frame_runs import FrameRun
+    from delta_prop_wire.core import FrameRun
     from delta_prop_wire.frames import DeltaFrame, Hello, JobPart, OriginClaim
 
 _GAP_RETRY_MS = 10

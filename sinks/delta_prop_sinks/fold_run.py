@@ -25,7 +25,7 @@ from delta_prop_sinks.vector_table import (
     to_signed,
 )
 from delta_prop_wire.batch import F32, U32, Batch, LoggedBatch
-from delta_prop_wire.core_mode import core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.lazy import lazy
 

@@ -33,8 +33,8 @@ from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, make_origin, opaque
 from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.fast.homogeneous import homogeneous_is_valid
 from delta_prop_wire.frames import Ack, BatchFrame, Heartbeat, OriginGrant
-from delta_prop_wire.validate import homogeneous_is_valid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

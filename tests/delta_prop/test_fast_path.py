@@ -22,7 +22,7 @@ from delta_prop_wire.delta import (
     opaque,
     sparse,
 )
-from delta_prop_wire.heterogeneous import common_columns_only
+from delta_prop_wire.validate import common_columns_only
 from tests.delta_prop.pipeline_bench import Bench, batch_of
 
 if TYPE_CHECKING:

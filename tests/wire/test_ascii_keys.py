@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.ascii_keys import pack_ascii_keys
 from delta_prop_wire.bounds import name_is_valid
+from delta_prop_wire.fast.encoders import pack_ascii_keys
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=8)
 KEYS = st.one_of(PRINTABLE, PRINTABLE, st.sampled_from(["", "é", "\n", "a\nb", "\x7f", "x" * 9, "\x1f"]))

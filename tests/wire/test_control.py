@@ -18,6 +18,7 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import ProtocolError, UsageError
+from delta_prop_wire.fast.fast_core import FastCore
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
@@ -258,7 +259,7 @@ def test_fast_ack_decoder_agrees_with_the_general_one(
     payload = bytearray(msgpack.packb(fields)) + tail
     if flip is not None and flip[0] < len(payload):
         payload[flip[0]] = flip[1]
-    short_ack = control_module._unpack_short_ack(7, bytes(payload))
+    short_ack = FastCore().unpack_ack(7, bytes(payload))
     if short_ack is not None:
         assert short_ack == control_module._unpack_ack(7, unpack_map("Ack", bytes(payload)))
 
@@ -286,9 +287,9 @@ def test_fast_ack_encoder_agrees_with_the_general_one(ack: Ack) -> None:
 def test_fast_ack_decoder_reads_only_cursor_acks() -> None:
     ack = Ack(7, cursor=Cursor(bytes(16), 3, 1 << 40))
     raw = encode(ack)
-    assert control_module._unpack_short_ack(7, raw[16:-4]) == ack == decode(raw)
+    assert FastCore().unpack_ack(7, raw[16:-4]) == ack == decode(raw)
     for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, processed=3)):
-        assert control_module._unpack_short_ack(7, encode(other)[16:-4]) is None
+        assert FastCore().unpack_ack(7, encode(other)[16:-4]) is None
         assert decode(encode(other)) == other
 
 

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire import frame_runs
 from delta_prop_wire.batch import Batch
-from delta_prop_wire.body_checks import homogeneous_is_intact
 from delta_prop_wire.codec import NEED_BYTES, encode
 from delta_prop_wire.connection import Connection
+from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, create, delete, opaque, sparse
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import ProtocolError
-from delta_prop_wire.frame_runs import FRAMES_MAX, FrameRun
+from delta_prop_wire.fast import frame_runs
+from delta_prop_wire.fast.frame_runs import FRAMES_MAX
+from delta_prop_wire.fast.homogeneous import homogeneous_is_intact
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Heartbeat, Hello, Subscribe, Welcome
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import HEADER_BYTES

@@ -10,20 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_wire.batch import DIRECTORY_AT, Batch, directory_layout
-from delta_prop_wire.body_checks import check_body, check_columns, heterogeneous_is_intact
+from delta_prop_wire.body_checks import check_body, check_columns
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Kind, create, delete, dense, metadata_only, offset, opaque, sparse
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import ProtocolError
-from delta_prop_wire.heterogeneous import (
-    common_columns_only,
+from delta_prop_wire.fast.fast_core import FastCore
+from delta_prop_wire.fast.heterogeneous import (
     decode_columns,
     decode_heterogeneous,
+    heterogeneous_is_intact,
     rows_are_valid,
 )
 from delta_prop_wire.layout import ROW_WIDTHS, Column
 from delta_prop_wire.spec import ALIGNMENT, DIMENSION_MAX
-from delta_prop_wire.validate import common_columns_are_valid, validate_batch
+from delta_prop_wire.validate import common_columns_only, validate_batch
 
 OPERATIONS = [
     create([1, 2]),
@@ -78,7 +79,7 @@ def test_fast_decoding_is_valid_and_equals_column_decoding(
     if not heterogeneous_is_intact(fast):
         return
     assert common_columns_only(fast)
-    assert common_columns_are_valid(fast)
+    assert FastCore().batch_is_valid(fast)
     validate_batch(general)
     for column in COLUMNS:
         np.testing.assert_array_equal(getattr(fast, column), getattr(general, column), column)
@@ -177,6 +178,6 @@ def test_row_column_of_wrong_length_is_not_decoded() -> None:
 def test_only_rows_with_common_columns_are_decoded_fast() -> None:
     rows = [Delta("a", create([1, 2])), Delta("b", opaque(b"x"), namespace="other")]
     assert heterogeneous_is_intact(Batch(encode_batch(rows, origin=16, base=1).raw))
-    assert common_columns_are_valid(Batch(encode_batch(rows, origin=16, base=1).raw))
+    assert FastCore().batch_is_valid(Batch(encode_batch(rows, origin=16, base=1).raw))
     tagged = [*rows, Delta("c", delete(), topics=("t",))]
     assert not heterogeneous_is_intact(Batch(encode_batch(tagged, origin=16, base=1).raw))

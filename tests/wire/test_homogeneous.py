@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire import homogeneous
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.homogeneous import decode_columns, decode_homogeneous
+from delta_prop_wire.fast import homogeneous
+from delta_prop_wire.fast.homogeneous import decode_columns, decode_homogeneous, homogeneous_is_valid
 from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX
-from delta_prop_wire.validate import homogeneous_is_valid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from delta_prop_wire.batch import Batch
-from delta_prop_wire.body_checks import check_body, check_columns, homogeneous_is_intact, parse_batch
+from delta_prop_wire.body_checks import check_body, check_columns, parse_batch
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Dot, Kind, ParentPosition, create, delete, opaque, sparse
 from delta_prop_wire.encode import assemble, encode_batch, encode_noop, encode_vectors
 from delta_prop_wire.errors import InvalidDelta, ProtocolError
+from delta_prop_wire.fast.homogeneous import homogeneous_is_intact
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.layout import CLOCK_ENTRY, PARENT, POSITION, Column
 from delta_prop_wire.spec import BATCH_ROWS_MAX, CLOCK_ENTRIES_MAX, ErrorCode

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire import body_checks, row_templates
 from delta_prop_wire.batch import SPARSE_KINDS, Batch
 from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.buffer import ReceiveBuffer
@@ -21,10 +20,12 @@ from delta_prop_wire.credit_window import CreditWindow
 from delta_prop_wire.delta import AckLevel, Delta, Kind, Operation, Priority, create, delete, opaque, sparse
 from delta_prop_wire.encode import encode_batch, encode_columns
 from delta_prop_wire.errors import InvalidDelta, ProtocolError
-from delta_prop_wire.frame_runs import FrameRunReader
-from delta_prop_wire.row_templates import encode_row, parse_with_template
+from delta_prop_wire.fast import fast_core, row_templates
+from delta_prop_wire.fast.frame_runs import take_run
+from delta_prop_wire.fast.homogeneous import homogeneous_is_valid
+from delta_prop_wire.fast.row_templates import encode_row, parse_with_template
 from delta_prop_wire.spec import COUNTER_MAX, DIMENSION_MAX
-from delta_prop_wire.validate import homogeneous_is_valid, validate_batch
+from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +99,7 @@ def read_outcome(body: bytes) -> tuple[object, ...]:
 
 def read_without_template(body: bytes) -> tuple[object, ...]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body_checks, "parse_with_template", lambda _: None)
+        patch.setattr(fast_core, "parse_with_template", lambda _: None)
         return read_outcome(body)
 
 
@@ -338,12 +339,12 @@ def test_run_is_the_same_with_and_without_templates(ids_by_batch: list[list[str]
     with pytest.MonkeyPatch.context() as patch:
         for without_templates in (False, True):
             if without_templates:
-                patch.setattr("delta_prop_wire.frame_runs.parse_with_template", lambda _: None)
+                patch.setattr("delta_prop_wire.fast.frame_runs.parse_with_template", lambda _: None)
             buffer, sequence = ReceiveBuffer(1 << 20), 1
             for body in bodies:
                 batch = Batch(body)
                 buffer.feed(encode_head(batch, sequence, None, ack_wanted=False) + body)
                 sequence += batch.count
-            run = FrameRunReader(buffer).take(CreditWindow(None), 1 << 20, 1)
+            run = take_run(buffer, CreditWindow(None), 1 << 20, 1)
             runs.append(None if run is None else (run.rows, run.size, [batch.keys for batch in run.batches]))
     assert runs[0] == runs[1]

@@ -14,6 +14,7 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Priority, Source, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import ProtocolError
+from delta_prop_wire.fast.fast_core import FastCore
 from delta_prop_wire.header import pack_header, unpack_header
 from delta_prop_wire.spec import (
     COUNTER_MAX,
@@ -30,7 +31,6 @@ from delta_prop_wire.stamp import (
     pack_producer_stamp,
     pack_stamp,
     stamp_crc,
-    unpack_logged_head,
     unpack_stamp,
 )
 
@@ -115,7 +115,7 @@ def test_fast_head_decoder_agrees_with_the_general_one(
         general_stamp = unpack_stamp(raw[HEADER_BYTES:], raw[:HEADER_BYTES])
     except ProtocolError:
         parsed = general_stamp = None
-    fast = unpack_logged_head(bytes(raw))
+    fast = FastCore().unpack_logged_head(bytes(raw))
     if (
         parsed is None
         or general_stamp is None

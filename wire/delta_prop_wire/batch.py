@@ -30,12 +30,12 @@ from delta_prop_wire.layout import (
     CLOCK_ENTRY,
     COLUMN_MASK,
     EXPECT,
-    NAME_LENGTH,
     PARENT,
     POSITION,
     POSITION_FORM,
     TAG,
     Column,
+    read_names,
 )
 from delta_prop_wire.lazy import lazy
 from delta_prop_wire.spec import (
@@ -393,9 +393,9 @@ class Batch:
         return self.columns_mask >> Column.METADATA & 1 != 0
 
     decoded = False
-    """True if the columns were checked and the vector ids decoded (`homogeneous.py`, `heterogeneous.py`)."""
+    """True if the columns were checked and the vector ids decoded (`fast/homogeneous.py`)."""
     validated = False
-    """True if all bounds were checked when the body was read (`row_templates.py`, `heterogeneous.py`)."""
+    """True if all bounds were checked when the body was read (`fast/row_templates.py`)."""
     unreadable_row: int | None = None
     """The first row whose metadata change breaks a bound and cannot be read; None for a batch in a log."""
     key_bytes_bound: int
@@ -523,9 +523,7 @@ class Batch:
 
     def _name_table(self, column: Column) -> tuple[str, ...]:
         raw = self.column(column)
-        if raw is None:
-            return ()
-        return _decode_names(bytes(raw))
+        return () if raw is None else read_names(bytes(raw))
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -623,13 +621,3 @@ def _group_by_row(entries: Iterable[tuple[int, T]]) -> dict[int, tuple[T, ...]]:
     for row, entry in entries:
         entries_by_row.setdefault(row, []).append(entry)
     return {row: tuple(row_entries) for row, row_entries in entries_by_row.items()}
-
-
-def _decode_names(raw: bytes) -> tuple[str, ...]:
-    names, position = [], 0
-    while position < len(raw):
-        (length,) = NAME_LENGTH.unpack_from(raw, position)
-        position += NAME_LENGTH.size
-        names.append(str(raw[position : position + length], "utf-8"))
-        position += length
-    return tuple(names)

@@ -15,8 +15,7 @@ from delta_prop_wire.batch import PRINTABLE
 from delta_prop_wire.bounds import all_finite, name_is_valid
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.encode import assemble
-from delta_prop_wire.homogeneous import read_single_name
-from delta_prop_wire.layout import Column
+from delta_prop_wire.layout import Column, read_single_name
 from delta_prop_wire.spec import (
     ACK_LEVEL_SHIFT,
     BATCH_ROWS_MAX,

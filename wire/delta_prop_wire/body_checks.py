@@ -14,12 +14,10 @@ import numpy as np
 
 from delta_prop_wire.batch import U64, Batch
 from delta_prop_wire.control_rows import check_control_rows
-from delta_prop_wire.core_mode import core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import ProtocolError
-from delta_prop_wire.heterogeneous import decode_heterogeneous
-from delta_prop_wire.homogeneous import decode_homogeneous
 from delta_prop_wire.layout import (
     BODY_HEADER,
     COLUMN_MASK,
@@ -31,7 +29,6 @@ from delta_prop_wire.layout import (
     Column,
 )
 from delta_prop_wire.packed_metadata import read_packed
-from delta_prop_wire.row_templates import learn_template, parse_with_template
 from delta_prop_wire.spec import (
     ALIGNMENT,
     BATCH_ROWS_MAX,
@@ -48,10 +45,9 @@ from delta_prop_wire.spec import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_VERSION_AND_WORDS = bytes((BODY_VERSION, BODY_HEADER_BYTES // 8))
 SMALLEST_BODY_BYTES = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
 """The bytes of the header, the mask of columns and the checksum, which every body has."""
-_RESERVED_ATTRIBUTES = 0xC000
+RESERVED_ATTRIBUTES = 0xC000
 _KNOWN_COLUMNS = (1 << len(Column)) - 1
 _COLUMN_OF_FLAG = {
     Attribute.IDS: Column.IDS,
@@ -64,7 +60,7 @@ _COLUMN_OF_FLAG = {
     Attribute.STATE_ROWS: Column.STATE_ORIGINS,
 }
 
-_FLAGS = sum(_COLUMN_OF_FLAG)
+FLAGS = sum(_COLUMN_OF_FLAG)
 _FLAGGED_COLUMNS = sum(1 << column for column in _COLUMN_OF_FLAG.values())
 _RARE_COLUMNS = _KNOWN_COLUMNS & ~sum(
     1 << column
@@ -104,66 +100,13 @@ _STATE_KINDS = 1 << Kind.CREATE | 1 << Kind.OPAQUE | 1 << Kind.DELETE
 
 def parse_batch(body: bytes | memoryview) -> Batch:
     """Read a peer's body (with its padding and CRC), checking every length. Raises ProtocolError."""
-    parsed = _parse_fast(body) if core_mode.is_fast else None
+    parsed = core_mode.core.parse_batch(body)
     if parsed is not None:
         return parsed
     check_body(memoryview(body))
     batch = Batch(body)
     check_columns(batch)
     return batch
-
-
-def _parse_fast(body: bytes | memoryview) -> Batch | None:
-    """Parse a body in few steps; return None if it may be invalid, or is unusual."""
-    parsed = parse_with_template(body)
-    if parsed is not None or len(body) < SMALLEST_BODY_BYTES:
-        return parsed
-    batch = Batch(body)
-    if not batch.homogeneous:
-        return batch if heterogeneous_is_intact(batch) else None
-    if not homogeneous_is_intact(batch):
-        return None
-    learn_template(batch)
-    return batch
-
-
-def homogeneous_is_intact(batch: Batch) -> bool:
-    """Check and decode a homogeneous batch in few steps. Return True if it passes all checks.
-
-    If it does not, `check_body` and `check_columns` find the reason.
-    """
-    return homogeneous_body_is_valid(batch) and decode_homogeneous(batch)
-
-
-def homogeneous_body_is_valid(batch: Batch) -> bool:
-    """True if header, padding and checksum of a homogeneous batch are valid; checks no columns."""
-    return not batch.attributes & _FLAGS and body_is_valid(batch)
-
-
-def heterogeneous_is_intact(batch: Batch) -> bool:
-    """Check, validate and decode a batch whose rows may differ in kind, namespace or length.
-
-    Return True if it passes all checks, including those of `validate_batch`.
-    """
-    return body_is_valid(batch) and decode_heterogeneous(batch)
-
-
-def body_is_valid(batch: Batch) -> bool:
-    """True if header, padding and checksum are valid."""
-    body, count, length = batch.raw, batch.count, batch.length
-    size = len(body)
-    return (
-        0 <= size - CRC_BYTES - length < ALIGNMENT
-        and size % ALIGNMENT == 0
-        and size <= FRAME_PAYLOAD_BYTES_MAX
-        and bytes(body[:2]) == _VERSION_AND_WORDS
-        and not batch.attributes & _RESERVED_ATTRIBUTES
-        and 1 <= count <= BATCH_ROWS_MAX
-        and 1 <= batch.base <= COUNTER_MAX + 1 - count
-        and batch.kinds_mask != 0
-        and crc32c(memoryview(body)[:-CRC_BYTES]) == batch.crc
-        and not any(body[length:-CRC_BYTES])
-    )
 
 
 def check_body(body: memoryview) -> None:
@@ -189,7 +132,7 @@ def check_body(body: memoryview) -> None:
             f"body version {version}, header of {header_words * 8} bytes: send version 1, with a header of "
             "64 bytes",
         )
-    if attributes & _RESERVED_ATTRIBUTES:
+    if attributes & RESERVED_ATTRIBUTES:
         raise ProtocolError(
             ErrorCode.UNSUPPORTED_FLAG, f"attributes {attributes:#06x}: send the reserved bits 14 and 15 as 0"
         )
@@ -210,7 +153,7 @@ def check_body(body: memoryview) -> None:
 def check_columns(batch: Batch) -> None:
     """Check that the columns agree with each other and with the header. Raises ProtocolError."""
     present = batch.columns_mask
-    if present & _FLAGGED_COLUMNS != _announced_columns(batch.attributes & _FLAGS):
+    if present & _FLAGGED_COLUMNS != _announced_columns(batch.attributes & FLAGS):
         _raise_flag_mismatch(batch)
     _check_ends(batch, Column.KEY_ENDS, Column.KEYS)
     _check_names(batch, Column.NAMESPACES, 1 if not batch.is_control else 0, batch.count)
@@ -237,7 +180,7 @@ def _announced_columns(attributes: int) -> int:
 
 
 def _raise_flag_mismatch(batch: Batch) -> NoReturn:
-    differing = (batch.columns_mask & _FLAGGED_COLUMNS) ^ _announced_columns(batch.attributes & _FLAGS)
+    differing = (batch.columns_mask & _FLAGGED_COLUMNS) ^ _announced_columns(batch.attributes & FLAGS)
     attribute, column = next((a, c) for a, c in _COLUMN_OF_FLAG.items() if differing >> c & 1)
     _raise_bad_frame(
         f"attribute {attribute.name} and column {column.name} do not agree: send both, or neither"

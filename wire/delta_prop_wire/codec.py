@@ -14,11 +14,11 @@ from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.buffer import ReceiveBuffer
 from delta_prop_wire.compression import compress, decompress
 from delta_prop_wire.control import pack_control, unpack_control
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Priority, origin_partition
 from delta_prop_wire.delta_map import pack_delta, unpack_delta
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.frame_runs import FrameRunReader
 from delta_prop_wire.frames import BatchFrame, DeltaFrame
 from delta_prop_wire.header import (
     CONTROL_PAYLOAD_BYTES_MAX,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop_wire.compression import Compression
+    from delta_prop_wire.core import FrameRun
     from delta_prop_wire.credit_window import CreditWindow
-    from delta_prop_wire.frame_runs import FrameRun
     from delta_prop_wire.frames import Frame
     from delta_prop_wire.stamp import Stamp
 
@@ -127,7 +127,6 @@ class Decoder:
         self.payload_bytes_max = payload_bytes_max
         self._on_header = on_header
         self._buffer = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX)
-        self._run_reader = FrameRunReader(self._buffer)
         self._header: Header | None = None
         self._error: ProtocolError | None = None
 
@@ -180,7 +179,7 @@ class Decoder:
         """
         if self._error is not None:
             return None
-        run = self._run_reader.take(window, self.payload_bytes_max, sequence_min)
+        run = core_mode.core.take_run(self._buffer, window, self.payload_bytes_max, sequence_min)
         if run is not None:
             self._header = None
         return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
-from delta_prop_wire.core_mode import core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.credit_window import NO_CREDIT, CreditWindow
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError, UsageError
@@ -37,7 +37,7 @@ from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES, ErrorCod
 
 if TYPE_CHECKING:
     from delta_prop_wire.codec import _NeedBytes
-    from delta_prop_wire.frame_runs import FrameRun
+    from delta_prop_wire.core import FrameRun
     from delta_prop_wire.frames import Frame
     from delta_prop_wire.header import Header
 
@@ -123,8 +123,7 @@ class Connection:
 
     def next_run(self) -> FrameRun | None:
         """Return the next frames of a producer if they form a run, else None; then call `next_event`."""
-        is_open = self.phase is Phase.OPEN and self._remote_speaker is Speaker.CLIENT
-        if not (is_open and core_mode.is_fast):
+        if self.phase is not Phase.OPEN or self._remote_speaker is not Speaker.CLIENT:
             return None
         run = self._decoder.next_run(self.receive_window, self._next_sequence)
         if run is not None:

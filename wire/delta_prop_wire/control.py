@@ -17,7 +17,7 @@ from delta_prop_wire.control_values import (
     read_u32,
     read_u64,
 )
-from delta_prop_wire.core_mode import core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
@@ -35,14 +35,12 @@ from delta_prop_wire.packing import (
     mapping,
     number,
     one_of,
-    pack,
     pack_map,
     record,
     text,
     truncate,
     uint,
     unpack_map,
-    unpack_short_map,
 )
 from delta_prop_wire.requests import (
     pack_request,
@@ -72,7 +70,8 @@ def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
     """Return type and payload of a control frame. Raises UsageError as `pack_request` does."""
     match frame:
         case Ack():
-            return FrameType.ACK, _pack_ack(frame)
+            payload = core_mode.core.pack_ack(frame)
+            return FrameType.ACK, _pack_fields(_ack_fields(frame)) if payload is None else payload
         case Nack():
             return FrameType.NACK, _pack_fields(_nack_fields(frame))
         case Backpressure():
@@ -87,10 +86,8 @@ def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
 
 def unpack_control(kind: FrameType, sequence: int, payload: Buffer) -> ControlFrame:
     """Read the payload of a control frame. Raises ProtocolError, naming the field."""
-    if core_mode.is_fast and kind is FrameType.ACK:
-        ack = _unpack_short_ack(sequence, payload)
-        if ack is not None:
-            return ack
+    if kind is FrameType.ACK and (ack := core_mode.core.unpack_ack(sequence, payload)) is not None:
+        return ack
     name = kind.name.capitalize()
     fields = unpack_map(name, payload) if memoryview(payload) else Fields(name, {})
     return _UNPACK[kind](sequence, fields)
@@ -102,17 +99,6 @@ def _pack_fields(fields: dict[str, Any]) -> bytes:
 
 
 # --- Ack
-
-
-_NO_EXTRAS = (None, None, None, None, False, 0, 0)
-
-
-def _pack_ack(ack: Ack) -> bytes:
-    """Pack an Ack; in few steps if it holds only ranges and credit, as most Acks of a server do."""
-    extras = ack.cursor, ack.processed, ack.correlation_id, ack.response, ack.more, ack.stream, ack.partition
-    if not core_mode.is_fast or ack.credit is None or not ack.ranges or extras != _NO_EXTRAS:
-        return _pack_fields(_ack_fields(ack))
-    return pack({"ranges": ack.ranges, "credit": ack.credit})
 
 
 def _ack_fields(ack: Ack) -> dict[str, Any]:
@@ -129,14 +115,6 @@ def _ack_fields(ack: Ack) -> dict[str, Any]:
         "stream": ack.stream or None,
         "partition": ack.partition or None,
     }
-
-
-def _unpack_short_ack(sequence: int, payload: Buffer) -> Ack | None:
-    """Read an Ack of only a cursor in few steps, as most Acks of subscribers are; else return None."""
-    try:
-        return Ack(sequence, cursor=read_cursor(unpack_short_map(payload).get("cursor")))
-    except ValueError:  # `_unpack_ack` finds and reports the fault, if there is one
-        return None
 
 
 def _unpack_ack(sequence: int, fields: Fields) -> Ack:

@@ -6,17 +6,15 @@ Checks nothing that `validate.py` checks: callers validate first.
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
 
-from delta_prop_wire.ascii_keys import pack_ascii_keys
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.control_rows import add_type, pack_refused
-from delta_prop_wire.core_mode import core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -69,15 +67,6 @@ _ZEROS = bytes(ALIGNMENT)
 _LARGE_BYTES = 64 * 1024
 """From this many bytes on it is faster to checksum the parts one by one than to join them first."""
 _TEXT = {str}
-_DENSE_MASK = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES | 1 << Column.VALUES
-_SPARSE_MASK = _DENSE_MASK | 1 << Column.INDICES
-_DENSE_HEAD = struct.Struct(f"{BODY_HEADER.format}Q4I")
-_SPARSE_HEAD = struct.Struct(f"{BODY_HEADER.format}Q5I4x")
-"""Header and directory of a body with five columns; `_DENSE_HEAD` is for four columns."""
-_PADDING = [b"", *(bytes(ALIGNMENT - size) for size in range(1, ALIGNMENT))]
-"""The padding after a column, by its length modulo ALIGNMENT."""
-_U32, _F32 = np.dtype("<u4"), np.dtype("<f4")
-_NO_INDICES = np.zeros(0, np.uint32)
 
 
 def encode_batch(
@@ -215,10 +204,16 @@ def encode_columns(
 
     `values` is little-endian float32, end to end; `indices`, uint32, is for sparse kinds; both come in
     pieces, each copied once. Also sets the decoded columns of the batch. `packed_keys`: the result of
-    `ascii_keys.pack_ascii_keys` for the keys, if the caller has it.
+    `Core.pack_keys` for the keys, if the caller has it.
     """
     attributes = ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT
-    if clock or ids is not None or not core_mode.is_fast:
+    batch = None
+    if not clock and ids is None:
+        header = attributes, len(keys), origin, epoch, 0, base, hybrid_time, 1 << kind
+        batch = core_mode.core.encode_columns(
+            header, keys, namespace, width=width, values=values, indices=indices, packed_keys=packed_keys
+        )
+    if batch is None:
         columns: dict[Column, bytes] = {}
         _add_clock(columns, clock)
         _add_texts(columns, keys)
@@ -239,47 +234,10 @@ def encode_columns(
             kinds_mask=1 << kind,
             dimension=width if indices is None else 0,
         )
-    else:
-        header = attributes, len(keys), origin, epoch, 0, base, hybrid_time, 1 << kind
-        batch = _encode_homogeneous(
-            header, keys, namespace, width=width, values=values, indices=indices, packed_keys=packed_keys
-        )
     if set(map(type, keys)) == _TEXT:
         batch.keys = list(keys)  # saves decoding, and shares the strings of recurring names
     batch.namespace, batch.namespace_names, batch.values_per_row = namespace, (namespace,), width
     return batch
-
-
-def encode_opaque(
-    deltas: Sequence[Delta],
-    *,
-    origin: int,
-    base: int,
-    epoch: int,
-    ack_level: AckLevel = AckLevel.MEMORY,
-    priority: Priority = Priority.NORMAL,
-) -> Batch:
-    """Encode deltas that pass `validate.is_opaque_only`: the same bytes as `encode_batch`, in fewer steps."""
-    times = [delta.timestamp for delta in deltas]
-    if any(times) or not core_mode.is_fast:
-        return encode_batch(
-            deltas, origin=origin, base=base, epoch=epoch, ack_level=ack_level, priority=priority
-        )
-    columns = name_columns([delta.namespace for delta in deltas], [delta.vector_id for delta in deltas])
-    blobs = [delta.operation.data for delta in deltas]
-    if any(blobs):
-        columns[Column.BLOBS] = b"".join(blobs)
-        columns[Column.BLOB_ENDS] = _pack_ends(map(len, blobs))
-    return assemble(
-        columns,
-        attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
-        count=len(deltas),
-        origin=origin,
-        epoch=epoch,
-        base=base,
-        hybrid_time=0,
-        kinds_mask=1 << Kind.OPAQUE,
-    )
 
 
 def encode_noop(
@@ -312,7 +270,7 @@ def encode_noop(
     if counters is not None:
         columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
     rows = pack_refused(count, code, refused_crc, first_offsets)
-    columns[Column.BLOB_ENDS] = _pack_ends(map(len, rows))
+    columns[Column.BLOB_ENDS] = pack_ends(map(len, rows))
     columns[Column.BLOBS] = b"".join(rows)
     return assemble(
         columns,
@@ -333,7 +291,7 @@ def with_control_types(batch: Batch) -> Batch:
     columns = {column: raw for column in present if (raw := batch.column(column)) is not None}
     rows = [add_type(batch.blob(row)) for row in range(batch.count)]
     columns[Column.BLOB_ENDS], columns[Column.BLOBS] = (
-        memoryview(_pack_ends(map(len, rows))),
+        memoryview(pack_ends(map(len, rows))),
         memoryview(b"".join(rows)),
     )
     return assemble(
@@ -381,7 +339,7 @@ def assemble(
         directory += _ZEROS[:4]
     length = BODY_HEADER_BYTES + len(directory) + sum(map(len, parts))
     if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
-        raise _too_large_error(length)
+        raise too_large_error(length)
     header = BODY_HEADER.pack(
         BODY_VERSION,
         BODY_HEADER_BYTES // 8,
@@ -407,84 +365,12 @@ def assemble(
     return Batch(b"".join((header, directory, *parts, crc.to_bytes(CRC_BYTES, "little"))))
 
 
-def _encode_homogeneous(
-    header: tuple[int, ...],
-    keys: Sequence[str],
-    namespace: str,
-    *,
-    width: int,
-    values: Sequence[Buffer],
-    indices: Sequence[Buffer] | None,
-    packed_keys: tuple[bytes, bytes] | None,
-) -> Batch:
-    """Encode columns that no attribute announces: the same bytes as `assemble`, in a third of the time.
-
-    `header`: the fields of the body's header from the attributes to the mask of kinds.
-    """
-    count = len(keys)
-    texts, ends = packed_keys or pack_ascii_keys(keys, FRAME_PAYLOAD_BYTES_MAX) or _pack_texts(keys)
-    namespaces_size, namespace_table = _single_name_table(namespace)
-    number_count, size = count * width, 4 * count * width
-    padding = _PADDING[size % ALIGNMENT]
-    ends_padding, texts_padding = _PADDING[len(ends) % ALIGNMENT], _PADDING[len(texts) % ALIGNMENT]
-    sizes: tuple[int, ...]
-    columns: tuple[Buffer, ...]
-    if indices is None:
-        head, mask, sizes, dimension = _DENSE_HEAD, _DENSE_MASK, (size,), width
-        columns = (*values, padding)
-    else:
-        head, mask, sizes, dimension = _SPARSE_HEAD, _SPARSE_MASK, (size, size), 0
-        columns = (*indices, padding, *values, padding)
-    numbers_at = (
-        head.size + len(ends) + len(ends_padding) + len(texts) + len(texts_padding) + len(namespace_table)
-    )
-    length = numbers_at + len(sizes) * (size + len(padding))
-    if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
-        raise _too_large_error(length)
-    header_and_directory = head.pack(
-        BODY_VERSION, BODY_HEADER_BYTES // 8, *header, dimension, length, 0,
-        mask, 4 * count, len(texts), namespaces_size, *sizes,
-    )  # fmt: skip
-    end_padding = _ZEROS[: -(length + CRC_BYTES) % ALIGNMENT]
-    content_bytes = b"".join(
-        (
-            header_and_directory,
-            ends,
-            ends_padding,
-            texts,
-            texts_padding,
-            namespace_table,
-            *columns,
-            end_padding,
-        )
-    )
-    crc = crc32c(content_bytes)
-    raw = content_bytes + crc.to_bytes(CRC_BYTES, "little")
-    batch = Batch(raw)
-    batch.crc = crc
-    batch.last = batch.base + count - 1
-    if indices is None:
-        batch.indices, batch.highest_index = _NO_INDICES, -1
-    else:
-        batch.indices = np.frombuffer(raw, _U32, number_count, numbers_at)
-        numbers_at += size + len(padding)
-    batch.values = np.frombuffer(raw, _F32, number_count, numbers_at)
-    return batch
-
-
-def _too_large_error(length: int) -> Refused:
+def too_large_error(length: int) -> Refused:
     return Refused(
         ErrorCode.TOO_LARGE,
         f"a batch of {length} bytes; the maximum of a frame is {FRAME_PAYLOAD_BYTES_MAX}: "
         "send fewer deltas at once",
     )
-
-
-@lru_cache(maxsize=1024)
-def _single_name_table(name: str) -> tuple[int, bytes]:
-    """Return the table of one name: its length, and its bytes with padding up to the next column."""
-    names = name_table([name])
-    return len(names), names + _PADDING[len(names) % ALIGNMENT]
 
 
 def _add_clock(columns: dict[Column, bytes], clock: Iterable[Dot]) -> None:
@@ -494,19 +380,19 @@ def _add_clock(columns: dict[Column, bytes], clock: Iterable[Dot]) -> None:
 
 
 def _add_texts(columns: dict[Column, bytes], texts: Sequence[str]) -> None:
-    columns[Column.KEYS], columns[Column.KEY_ENDS] = _pack_texts(texts)
+    columns[Column.KEYS], columns[Column.KEY_ENDS] = pack_texts(texts)
 
 
-def _pack_texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
+def pack_texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
     """Return the texts end to end, and the end of each."""
     joined = "".join(texts)
     if joined.isascii():
-        return joined.encode("ascii"), _pack_ends(map(len, texts))
+        return joined.encode("ascii"), pack_ends(map(len, texts))
     encoded = [text.encode() for text in texts]
-    return b"".join(encoded), _pack_ends(map(len, encoded))
+    return b"".join(encoded), pack_ends(map(len, encoded))
 
 
-def _pack_ends(sizes: Iterable[int]) -> bytes:
+def pack_ends(sizes: Iterable[int]) -> bytes:
     stops = list(accumulate(sizes))
     return struct.pack(f"<{len(stops)}I", *stops)
 
@@ -590,14 +476,14 @@ def _add_payload(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> int:
             dimensions.add(sizes[-1])
         blobs.append(operation.data)
     if len(set(sizes)) > 1:
-        columns[Column.VALUE_ENDS] = _pack_ends(sizes)
+        columns[Column.VALUE_ENDS] = pack_ends(sizes)
     if values:
         columns[Column.VALUES] = b"".join(values)
     if indices:
         columns[Column.INDICES] = b"".join(indices)
     if any(blobs):
         columns[Column.BLOBS] = b"".join(blobs)
-        columns[Column.BLOB_ENDS] = _pack_ends(map(len, blobs))
+        columns[Column.BLOB_ENDS] = pack_ends(map(len, blobs))
     return dimensions.pop() if len(dimensions) == 1 else 0
 
 
@@ -606,7 +492,7 @@ def _add_metadata(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None
         return
     packed = [b"" if delta.metadata is None else _pack_metadata(delta.metadata) for delta in deltas]
     columns[Column.METADATA] = b"".join(packed)
-    columns[Column.METADATA_ENDS] = _pack_ends(map(len, packed))
+    columns[Column.METADATA_ENDS] = pack_ends(map(len, packed))
 
 
 def _pack_metadata(metadata: Any) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import lru_cache
 
 BODY_HEADER = struct.Struct("<BBHIQIIQQQIIQ")
 """version, header length in 8 bytes, attributes, count, origin, epoch, schema, base counter,
@@ -97,3 +98,25 @@ ENTRY_WIDTHS = {
     Column.EXPECTS: EXPECT.size,
 }
 """Bytes per entry of the columns whose number of entries does not follow from the number of rows."""
+
+
+def read_names(raw: bytes) -> tuple[str, ...]:
+    """Read a table of names. Raises ValueError if it ends within an entry or a name is not UTF-8."""
+    names, position = [], 0
+    while position < len(raw):
+        start = position + NAME_LENGTH.size
+        position = start + int.from_bytes(raw[position:start], "little")
+        names.append(str(raw[start:position], "utf-8"))
+    if position > len(raw):
+        raise ValueError("the table ends within an entry")
+    return tuple(names)
+
+
+@lru_cache(maxsize=1024)
+def read_single_name(raw: bytes) -> tuple[str, ...] | None:
+    """Return the name in a table of names, as a tuple; None unless the table is valid and holds one name."""
+    try:
+        names = read_names(raw)
+    except ValueError:
+        return None
+    return names if len(names) == 1 else None

@@ -28,9 +28,6 @@ D = TypeVar("D")
 DEPTH_MAX = 64
 ITEMS_MAX = 131_072
 """More items than a delta with the longest clock and the largest metadata change can have."""
-_SHORT_BYTES_MAX = 64
-_ONE_FIELD = 0x81
-"""The lead byte of a map of one field."""
 U16_MAX = (1 << 16) - 1
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
@@ -60,18 +57,6 @@ def unpack_map(frame: str, packed: Buffer) -> Fields:
             f"{frame}: the payload is of type {type(members).__name__}: send one msgpack map",
         )
     return Fields(frame, members)
-
-
-def unpack_short_map(packed: Buffer) -> dict[Any, Any]:
-    """Read a map of one field, if it is so short that its structure needs no check before it is built.
-
-    Checks neither key nor value. Raises ValueError for any other or malformed bytes.
-    """
-    raw = memoryview(packed)
-    if not 0 < len(raw) <= _SHORT_BYTES_MAX or raw[0] != _ONE_FIELD:
-        raise ValueError("it is not a short map of one field")
-    members: dict[Any, Any] = msgpack.unpackb(raw)
-    return members
 
 
 class Fields:

@@ -12,19 +12,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from delta_prop_wire.core_mode import core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import KnownIds, Priority, Source
 from delta_prop_wire.errors import ProtocolError
-from delta_prop_wire.header import pack_header, unpack_header
+from delta_prop_wire.header import pack_header
 from delta_prop_wire.spec import (
     COUNTER_MAX,
-    FRAME_PAYLOAD_BYTES_MAX,
-    HEADER_BYTES,
-    MAGIC,
-    PRIORITY_SHIFT,
     STAMP_BYTES,
-    VERSION,
     ErrorCode,
     Flag,
     FrameType,
@@ -40,15 +35,6 @@ _REST = struct.Struct("<IIHBBQQIIQ")
 body CRC, synced offset: 44 bytes, after the stamp's own CRC (u32)."""
 
 _CRC = struct.Struct("<I")
-_HEADER = struct.Struct(">BBBBQI")
-_STAMP = struct.Struct("<I" + _REST.format.removeprefix("<"))
-assert _STAMP.size == STAMP_BYTES
-_UNCOMPRESSED_FLAGS = frozenset(
-    Flag.BATCHED | more
-    for more in (0, Flag.ACK_WANTED, Flag.HIGH_PRIORITY, Flag.ACK_WANTED | Flag.HIGH_PRIORITY)
-)
-_FLAGS_OF = tuple(int(Flag.BATCHED | (lane <= Priority.HIGH and Flag.HIGH_PRIORITY)) for lane in Priority)
-_BATCH = int(FrameType.BATCH)
 _SOURCES = tuple(Source)
 assert [*map(int, _SOURCES)] == [*range(len(_SOURCES))]
 _KNOWN_IDS = tuple(KnownIds)
@@ -82,10 +68,6 @@ class Stamp:
     def is_from_producer(self) -> bool:
         """True if a producer wrote it: only stream and partition are set."""
         return self == Stamp(stream=self.stream, partition=self.partition)
-
-
-PRODUCER_HEAD = struct.Struct(f"<{HEADER_BYTES}sI{_REST.size}s")
-"""The head of a producer's frame: header, stamp CRC, rest of the stamp."""
 
 
 def pack_producer_stamp(header: bytes, partition: int) -> bytes:
@@ -157,69 +139,20 @@ def pack_logged_head(
 ) -> tuple[bytes, int]:
     """Return the 64 bytes that a log writes before a batch's body, and the stamp's checksum.
 
-    Does the same as `codec.encode_head`, in fewer steps. `time` is in microseconds since 1970.
+    `time` is in microseconds since 1970.
     """
-    if not core_mode.is_fast:
-        return _pack_logged_head_by_parts(
-            batch,
-            offset,
-            Stamp(lamport, source, time, previous_crc, batch.crc, synced_offset, known_ids=known_ids),
-        )
-    flags = _FLAGS_OF[batch.attributes >> PRIORITY_SHIFT & 3]
-    header = _HEADER.pack(MAGIC, VERSION, _BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
-    rest = _REST.pack(0, 0, 0, source, known_ids, time, lamport, previous_crc, batch.crc, synced_offset)
-    crc = crc32c(rest, crc32c(header))
-    return header + _CRC.pack(crc) + rest, crc
-
-
-def _pack_logged_head_by_parts(batch: Batch, offset: int, stamp: Stamp) -> tuple[bytes, int]:
+    packed_head = core_mode.core.pack_logged_head(
+        batch, offset, lamport=lamport, source=source, time=time, previous_crc=previous_crc,
+        synced_offset=synced_offset, known_ids=known_ids,
+    )  # fmt: skip
+    if packed_head is not None:
+        return packed_head
     flags = Flag.BATCHED | (Flag.HIGH_PRIORITY if batch.priority <= Priority.HIGH else 0)
     header = pack_header(FrameType.BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
-    packed = pack_stamp(stamp, header)
-    return header + packed, stamp_crc(packed)
-
-
-def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
-    """Read sequence, payload length and stamp from the 64-byte head of an uncompressed BATCH frame in a log.
-
-    Does the same as `unpack_header` and `unpack_stamp`, in fewer steps; None for any other or invalid frame,
-    for which these two functions raise the error.
-    """
-    view = memoryview(raw)
-    if not core_mode.is_fast:
-        return _unpack_logged_head_by_parts(view)
-    magic, version, kind, flags, sequence, length = _HEADER.unpack_from(view)
-    stated, epoch, stream, partition, source, known_ids, time, lamport, previous, body, synced_offset = (
-        _STAMP.unpack_from(view, HEADER_BYTES)
+    packed = pack_stamp(
+        Stamp(lamport, source, time, previous_crc, batch.crc, synced_offset, known_ids=known_ids), header
     )
-    if stated != crc32c(
-        view[HEADER_BYTES + _CRC.size : HEADER_BYTES + STAMP_BYTES], crc32c(view[:HEADER_BYTES])
-    ):
-        return None
-    if magic != MAGIC or version != VERSION or kind != _BATCH or flags not in _UNCOMPRESSED_FLAGS:
-        return None
-    if length > FRAME_PAYLOAD_BYTES_MAX or length < STAMP_BYTES:
-        return None
-    if (
-        source >= len(_SOURCES)
-        or known_ids >= len(_KNOWN_IDS)
-        or lamport > COUNTER_MAX
-        or synced_offset > COUNTER_MAX
-    ):
-        return None
-    rest = (epoch, stream, partition, _KNOWN_IDS[known_ids], stated)
-    stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced_offset, *rest)
-    return sequence, length, stamp
-
-
-def _unpack_logged_head_by_parts(view: memoryview) -> tuple[int, int, Stamp] | None:
-    try:
-        header = unpack_header(view)
-        stamp = unpack_stamp(view[HEADER_BYTES : HEADER_BYTES + STAMP_BYTES], view[:HEADER_BYTES])
-    except ProtocolError:
-        return None
-    is_plain = header.type is FrameType.BATCH and not header.flags & Flag.COMPRESSED
-    return (header.sequence, header.length, stamp) if is_plain else None
+    return header + packed, stamp_crc(packed)
 
 
 def stamp_crc(raw: Buffer) -> int:

@@ -38,11 +38,9 @@ from delta_prop_wire.bounds import (
     name_is_valid,
     refuse,
 )
-from delta_prop_wire.core_mode import core_mode
-from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Operation, Priority, Source
+from delta_prop_wire.core import core_mode
+from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind
 from delta_prop_wire.errors import InvalidDelta
-from delta_prop_wire.heterogeneous import decode_heterogeneous
-from delta_prop_wire.homogeneous import decode_homogeneous
 from delta_prop_wire.layout import Column
 from delta_prop_wire.packed_metadata import PackedMetadata, packed_json_fault
 from delta_prop_wire.spec import (
@@ -57,6 +55,7 @@ from delta_prop_wire.spec import (
     TOPICS_PER_DELTA_MAX,
     TRANSFORM_NAME_BYTES_MAX,
     VECTOR_ID_BYTES_MAX,
+    Attribute,
 )
 
 if TYPE_CHECKING:
@@ -67,47 +66,8 @@ if TYPE_CHECKING:
 
 def validate_delta(delta: Delta) -> None:
     """Raise InvalidDelta for the first part that breaks a bound."""
-    if not is_opaque_only(delta):
-        _check(delta)
-
-
-def is_opaque_only(delta: Delta) -> bool:
-    """True if a delta is valid and sets only the bytes of a fact, under ASCII names.
-
-    A fast path of `validate_delta`.
-    """
-    operation = delta.operation
-    if not core_mode.is_fast or type(operation) is not Operation or operation.kind is not _OPAQUE:
-        return False
-    data, key, namespace = operation.data, delta.vector_id, delta.namespace
-    return (
-        operation.values is None
-        and operation.indices is None
-        and type(data) is bytes
-        and len(data) <= DELTA_BYTES_MAX
-        and delta.metadata is None
-        and delta.id is None
-        and delta.dot is None
-        and delta.expect is None
-        and delta.parents == ()
-        and delta.clock == ()
-        and delta.topics == ()
-        and type(delta.timestamp) is int
-        and 0 <= delta.timestamp < 1 << 64
-        and type(delta.priority) is Priority
-        and type(delta.source) is Source
-        and type(key) is str
-        and type(namespace) is str
-        and key.isascii()
-        and key.isprintable()
-        and 0 < len(key) <= VECTOR_ID_BYTES_MAX
-        and namespace.isascii()
-        and namespace.isprintable()
-        and 0 < len(namespace) <= NAMESPACE_BYTES_MAX
-    )
-
-
-def _check(delta: Delta) -> None:
+    if core_mode.core.is_opaque_only(delta):
+        return
     check_name("vector_id", delta.vector_id, VECTOR_ID_BYTES_MAX)
     check_name("namespace", delta.namespace, NAMESPACE_BYTES_MAX)
     size = check_operation(delta.operation)
@@ -138,7 +98,7 @@ def validate_batch(batch: Batch) -> None:
         return
     if batch.is_state:
         refuse("batch", "state rows, which only a snapshot holds: send changes")
-    if core_mode.is_fast and homogeneous_is_valid(batch):
+    if batch.homogeneous and core_mode.core.batch_is_valid(batch):
         return
     columns = batch.columns_mask
     if columns >> Column.ROW_OFFSETS & 1:
@@ -148,52 +108,38 @@ def validate_batch(batch: Batch) -> None:
         _raise_first_fault(batch)
 
 
-def homogeneous_is_valid(batch: Batch) -> bool:
-    """True if a batch is homogeneous and valid; if not, `validate_batch` may still accept it."""
-    if batch.validated:
-        return True
-    if not batch.decoded and not decode_homogeneous(batch):
-        return False
-    kind, width, namespace = batch.kind, batch.values_per_row, batch.namespace
-    return (
-        kind is not None
-        and width is not None
-        and namespace is not None
-        and NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
-        and kind not in _KINDS_WITH_CHECKED_BYTES
-        and (BYTES_MAX[kind] == DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
-        and batch.dimension == (width if kind in _FULL_VECTOR_KINDS else 0)
-        and (batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX)
-        and _is_valid_namespace(namespace)
-        and (not width or all_finite(batch.values))
-        and batch.highest_index < DIMENSION_MAX
-        # All rows together are within the bound, so each row is; a row's numbers alone cannot exceed it.
-        and (batch.size <= DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
-    )
-
-
-def common_columns_are_valid(batch: Batch) -> bool:
-    """True if a batch that `common_columns_only` accepts is valid."""
-    return (
-        homogeneous_is_valid(batch) if batch.homogeneous else batch.validated or decode_heterogeneous(batch)
+def common_columns_only(batch: Batch) -> bool:
+    """True if a batch is homogeneous except for the kinds, namespaces and lengths of its rows."""
+    return batch.homogeneous or (
+        not batch.columns_mask & ~COMMON_COLUMNS and not batch.attributes & RARE_ATTRIBUTES
     )
 
 
 @lru_cache(maxsize=1024)
-def _is_valid_namespace(name: str) -> bool:
+def namespace_is_valid(name: str) -> bool:
     """Check a namespace; cached, since batches reuse a few."""
     return name_is_valid(name, NAMESPACE_BYTES_MAX)
 
 
-_OPAQUE = Kind.OPAQUE
+COMMON_COLUMNS = sum(
+    1 << column
+    for column in (
+        *(Column.KEY_ENDS, Column.KEYS, Column.NAMESPACES, Column.KINDS, Column.NAMESPACE_INDEX),
+        *(Column.BLOB_ENDS, Column.BLOBS, Column.VALUE_ENDS, Column.INDICES, Column.VALUES),
+    )
+)
+RARE_ATTRIBUTES = sum(
+    (
+        *(Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK, Attribute.CONTROL),
+        *(Attribute.ROW_OFFSETS, Attribute.COUNTER_GAPS, Attribute.STATE_ROWS),
+    )
+)
 _FULL_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 _IS_VECTOR = bytes(kind in _FULL_VECTOR_KINDS for kind in range(256))
 _METADATA_BIT = 1 << Kind.METADATA
 _TRANSFORM = int(Kind.TRANSFORM)
-_KINDS_WITH_CHECKED_BYTES = frozenset({Kind.TRANSFORM, Kind.METADATA})
 _ANY = np.logical_or.reduce
 _OPERAND_BOUNDS = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
-_BLOBS = 1 << Column.BLOBS
 _VARYING_COLUMNS = 1 << Column.KINDS | 1 << Column.VALUE_ENDS | 1 << Column.BLOBS
 _EXTRA_COLUMNS = sum(
     1 << column for column in (Column.CLOCK, Column.PARENTS, Column.EXPECTS, Column.TAGS, Column.METADATA)
@@ -204,12 +150,10 @@ _EXTRA_COLUMNS = sum(
 
 
 def _names_are_valid(batch: Batch) -> bool:
-    if not all(map(_is_valid_namespace, batch.namespace_names)):
+    if not all(map(namespace_is_valid, batch.namespace_names)):
         return False
     if batch.decoded:  # then all are printable ASCII, and none is empty
-        return (
-            batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX
-        )
+        return batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX
     raw, keys = batch.column(Column.KEYS), batch.keys
     if raw is None:
         return False

@@ -29,8 +29,8 @@ from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_broker.segments.sendfile import SendfilePool
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import DeltaPropError, UsageError
-from delta_prop_wire.spec import ACK_LEVEL_SHIFT
-from delta_prop_wire.stamp import unpack_logged_head
+from delta_prop_wire.spec import ACK_LEVEL_SHIFT, HEADER_BYTES
+from delta_prop_wire.stamp import unpack_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -493,8 +493,8 @@ class DurableLog:
         tail = self._appender.tail
         if offset >= tail.start_offset:
             (logged,) = tail.read(offset, self.next_offset, rows_max=1, bytes_max=1)
-            head_fields = unpack_logged_head(logged.head)
-            return None if head_fields is None else head_fields[2].append_time
+            header, stamp = logged.head[:HEADER_BYTES], logged.head[HEADER_BYTES:]
+            return unpack_stamp(stamp, header).append_time
         try:
             return self.segments.append_time(max(offset, self.start_offset))
         except (LogCorrupted, OSError):

@@ -19,6 +19,7 @@ from delta_prop_broker.segments.compressed import (
     uncompressed_header,
 )
 from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.header import unpack_header
@@ -32,7 +33,7 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import Stamp, unpack_logged_head, unpack_stamp
+from delta_prop_wire.stamp import Stamp, unpack_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ class FrameHead(NamedTuple):
 
 def read_head(raw: memoryview) -> FrameHead:
     """Read the head of a logged frame, from its first `PEEK_BYTES`. Raises ProtocolError."""
-    logged = unpack_logged_head(raw) if len(raw) >= HEAD_BYTES else None
+    logged = core_mode.core.unpack_logged_head(raw) if len(raw) >= HEAD_BYTES else None
     if logged is not None:
         offset, length, stamp = logged
         return FrameHead(HEADER_BYTES + length, offset, stamp)

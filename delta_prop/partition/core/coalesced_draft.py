@@ -13,13 +13,12 @@ from delta_prop.calls.argument_checks import check_columns, check_deltas, check_
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import DELTA_OVERHEAD_BYTES, Draft, MatrixDraft
-from delta_prop_wire.ascii_keys import pack_ascii_keys
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, all_finite, name_is_valid
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_columns
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.row_templates import encode_row
 from delta_prop_wire.spec import (
     BATCH_ROWS_MAX,
     DELTA_BYTES_MAX,
@@ -225,7 +224,7 @@ class CoalescedDraft:
         """True if all names and shapes are within the bounds that `check_deltas` checks of each delta."""
         if self._is_checked:
             return True
-        self._ascii_keys = pack_ascii_keys(self.keys, VECTOR_ID_BYTES_MAX)
+        self._ascii_keys = core_mode.core.pack_keys(self.keys, VECTOR_ID_BYTES_MAX)
         return (
             self._ascii_keys is not None
             and type(self.namespace) is str
@@ -245,7 +244,7 @@ class CoalescedDraft:
     def encode(self, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int) -> Batch:
         """Return the batch of all rows with the dots from (origin, base) on; none of them is a duplicate."""
         if self.count == 1 and not clock and self._ascii_keys is not None:
-            return encode_row(
+            batch = core_mode.core.encode_row(
                 self._ascii_keys[0],
                 self._values[0],
                 None if self._indices is None else self._indices[0],
@@ -258,6 +257,8 @@ class CoalescedDraft:
                 priority=self.priority,
                 hybrid_time=hybrid_time,
             )
+            if batch is not None:
+                return batch
         return encode_columns(
             self.keys,
             self._values,

@@ -10,10 +10,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from delta_prop.partition.core.appender import Appender
-from delta_prop_wire.core_mode import core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.validate import common_columns_are_valid, homogeneous_is_valid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -94,7 +93,7 @@ class FastAppender(Appender):
     def _note_uniform(self, batches: Sequence[Batch], source: Source) -> int:
         """Move heads and count concurrent updates, of all these batches or none; return how many it noted."""
         seen = self._seen_counters_of(batches[0].origin)
-        is_noted = all(map(homogeneous_is_valid, batches)) and self.vectors.append_uniform(
+        is_noted = all(map(core_mode.core.batch_is_valid, batches)) and self.vectors.append_uniform(
             batches, source, seen
         )
         return len(batches) if is_noted else 0
@@ -105,7 +104,7 @@ class FastAppender(Appender):
 
     def _note_each(self, batches: Sequence[Batch], source: Source) -> int:
         """Note heads and concurrent updates batch by batch; return the number before the first refused."""
-        valid, noted_count = [*takewhile(common_columns_are_valid, batches)], 0
+        valid, noted_count = [*takewhile(core_mode.core.batch_is_valid, batches)], 0
         while noted_count < len(valid):
             if not valid[noted_count].homogeneous:
                 noted_count += self.vectors.append_heterogeneous(

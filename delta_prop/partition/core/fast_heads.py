@@ -23,7 +23,7 @@ from delta_prop.partition.ingest.vector_heads import (
     find_concurrent_rows,
 )
 from delta_prop_wire.batch import SPARSE_KINDS
-from delta_prop_wire.core_mode import core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Kind, Source
 from delta_prop_wire.spec import DIMENSION_MAX
 

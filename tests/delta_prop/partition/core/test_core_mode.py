@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from delta_prop_wire.core_mode import VARIABLE, CoreMode
+from delta_prop_wire.core import VARIABLE, CoreMode
 from delta_prop_wire.errors import UsageError
+from delta_prop_wire.fast.fast_core import FastCore
 
-PROGRAM = "import delta_prop; from delta_prop_wire.core_mode import core_mode; print(core_mode.is_fast)"
+PROGRAM = "import delta_prop; from delta_prop_wire.core import core_mode; print(core_mode.is_fast)"
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,9 @@ def test_environment_chooses_the_mode(value: str | None, expected: str) -> None:
 
 def test_switched_mode_ends_with_the_block() -> None:
     mode = CoreMode()
+    assert not mode.is_fast
+    mode.install(FastCore())
+    mode.choose("fast")
     with mode.switched("general"):
         assert not mode.is_fast
         with mode.switched("fast"):

@@ -7,7 +7,6 @@ Pure. A body that is malformed or unusual is left to `batch.py`, which decodes c
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,8 +22,25 @@ from delta_prop_wire.batch import (
     directory_layout,
     ends_struct,
 )
-from delta_prop_wire.layout import NAME_LENGTH, Column
-from delta_prop_wire.spec import ALIGNMENT, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
+from delta_prop_wire.body_checks import FLAGS, RESERVED_ATTRIBUTES
+from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX, NUMBERS_MIN, all_finite
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.layout import NAME_LENGTH, Column, read_single_name
+from delta_prop_wire.spec import (
+    ALIGNMENT,
+    BATCH_ROWS_MAX,
+    BODY_HEADER_BYTES,
+    BODY_VERSION,
+    COUNTER_MAX,
+    CRC_BYTES,
+    DELTA_BYTES_MAX,
+    DIMENSION_MAX,
+    FRAME_PAYLOAD_BYTES_MAX,
+    NAMESPACE_BYTES_MAX,
+    VECTOR_ID_BYTES_MAX,
+)
+from delta_prop_wire.validate import namespace_is_valid
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
@@ -32,6 +48,9 @@ if TYPE_CHECKING:
 _INDICES, _VALUES, _BLOBS = (1 << column for column in (Column.INDICES, Column.VALUES, Column.BLOBS))
 _NAME_BYTES_MAX = NAME_LENGTH.size + NAMESPACE_BYTES_MAX
 _END = struct.Struct("<I")
+_VERSION_AND_WORDS = bytes((BODY_VERSION, BODY_HEADER_BYTES // 8))
+_FULL_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
+_KINDS_WITH_CHECKED_BYTES = frozenset({Kind.TRANSFORM, Kind.METADATA})
 
 
 class KeyColumns(NamedTuple):
@@ -42,6 +61,29 @@ class KeyColumns(NamedTuple):
 
     ends: bytes
     text: bytes
+
+
+def homogeneous_is_intact(batch: Batch) -> bool:
+    """Check and decode a homogeneous batch. Return True if it passes all checks of a body."""
+    return not batch.attributes & FLAGS and body_is_valid(batch) and decode_homogeneous(batch)
+
+
+def body_is_valid(batch: Batch) -> bool:
+    """True if header, padding and checksum are valid."""
+    body, count, length = batch.raw, batch.count, batch.length
+    size = len(body)
+    return (
+        0 <= size - CRC_BYTES - length < ALIGNMENT
+        and size % ALIGNMENT == 0
+        and size <= FRAME_PAYLOAD_BYTES_MAX
+        and bytes(body[:2]) == _VERSION_AND_WORDS
+        and not batch.attributes & RESERVED_ATTRIBUTES
+        and 1 <= count <= BATCH_ROWS_MAX
+        and 1 <= batch.base <= COUNTER_MAX + 1 - count
+        and batch.kinds_mask != 0
+        and crc32c(memoryview(body)[:-CRC_BYTES]) == batch.crc
+        and not any(body[length:-CRC_BYTES])
+    )
 
 
 def decode_homogeneous(batch: Batch) -> bool:
@@ -131,12 +173,25 @@ def _ends_are_valid(total: int, ends: bytes, count: int) -> bool:
     return stops[-1] == total and sorted(stops) == list(stops)
 
 
-@lru_cache(maxsize=1024)
-def read_single_name(raw: bytes) -> tuple[str] | None:
-    """Return the name in a table of names, as a tuple; None unless the table holds one name, in UTF-8."""
-    if len(raw) < NAME_LENGTH.size or len(raw) != NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw)[0]:
-        return None
-    try:
-        return (str(raw[NAME_LENGTH.size :], "utf-8"),)
-    except UnicodeDecodeError:
-        return None
+def homogeneous_is_valid(batch: Batch) -> bool:
+    """True if a batch is homogeneous and valid; if not, `validate_batch` may still accept it."""
+    if batch.validated:
+        return True
+    if not batch.decoded and not decode_homogeneous(batch):
+        return False
+    kind, width, namespace = batch.kind, batch.values_per_row, batch.namespace
+    return (
+        kind is not None
+        and width is not None
+        and namespace is not None
+        and NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
+        and kind not in _KINDS_WITH_CHECKED_BYTES
+        and (BYTES_MAX[kind] == DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
+        and batch.dimension == (width if kind in _FULL_VECTOR_KINDS else 0)
+        and batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX
+        and namespace_is_valid(namespace)
+        and (not width or all_finite(batch.values))
+        and batch.highest_index < DIMENSION_MAX
+        # All rows together are within the bound, so each row is; a row's numbers alone cannot exceed it.
+        and (batch.size <= DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
+    )

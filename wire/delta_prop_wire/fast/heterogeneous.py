@@ -14,8 +14,8 @@ import numpy as np
 from delta_prop_wire.batch import DIRECTORY_AT, PRINTABLE, SPARSE_KINDS, U32, directory_layout
 from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX, NUMBERS_MIN, all_finite, name_is_valid
 from delta_prop_wire.delta import Kind
-from delta_prop_wire.homogeneous import KeyColumns, decode_keys
-from delta_prop_wire.layout import ENTRY_WIDTHS, NAME_LENGTH, ROW_WIDTHS, Column
+from delta_prop_wire.fast.homogeneous import KeyColumns, body_is_valid, decode_keys
+from delta_prop_wire.layout import ENTRY_WIDTHS, ROW_WIDTHS, Column, read_names
 from delta_prop_wire.spec import (
     ALIGNMENT,
     DIMENSION_MAX,
@@ -23,6 +23,7 @@ from delta_prop_wire.spec import (
     VECTOR_ID_BYTES_MAX,
     Attribute,
 )
+from delta_prop_wire.validate import COMMON_COLUMNS, RARE_ATTRIBUTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,16 +31,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 _REQUIRED_COLUMNS = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
-_MIXED_COLUMNS = 1 << Column.KINDS | 1 << Column.NAMESPACE_INDEX
 _BOTH_BLOBS = 1 << Column.BLOB_ENDS | 1 << Column.BLOBS
-_COMMON_COLUMNS = (
-    _REQUIRED_COLUMNS
-    | _MIXED_COLUMNS
-    | _BOTH_BLOBS
-    | 1 << Column.VALUE_ENDS
-    | 1 << Column.INDICES
-    | 1 << Column.VALUES
-)
+_MIXED_COLUMNS = 1 << Column.KINDS | 1 << Column.NAMESPACE_INDEX
 _ANNOUNCING_FLAGS = {
     0: 0,
     1 << Column.KINDS: int(Attribute.MIXED_KINDS),
@@ -47,13 +40,7 @@ _ANNOUNCING_FLAGS = {
     _MIXED_COLUMNS: int(Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES),
 }
 """Maps each combination of these two columns to the attributes that announce it."""
-_RARE_ATTRIBUTES = sum(
-    (
-        *(Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK, Attribute.CONTROL),
-        *(Attribute.ROW_OFFSETS, Attribute.COUNTER_GAPS, Attribute.STATE_ROWS),
-    )
-)
-_FLAGS = _RARE_ATTRIBUTES | Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
+_FLAGS = RARE_ATTRIBUTES | Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
 _VECTOR_KINDS = (Kind.CREATE, Kind.DENSE)
 _VECTOR_BITS = sum(1 << kind for kind in _VECTOR_KINDS)
 _EXTRA_CHECK_BITS = 1 << Kind.TRANSFORM | 1 << Kind.METADATA
@@ -64,11 +51,9 @@ _NUMBER_BYTES = 4
 _MAXIMUM, _ADD, _ANY = np.maximum.reduce, np.add, np.logical_or.reduce
 
 
-def common_columns_only(batch: Batch) -> bool:
-    """True if a batch is homogeneous except for the kinds, namespaces and lengths of its rows."""
-    return batch.homogeneous or (
-        not batch.columns_mask & ~_COMMON_COLUMNS and not batch.attributes & _RARE_ATTRIBUTES
-    )
+def heterogeneous_is_intact(batch: Batch) -> bool:
+    """Check, validate and decode a batch. Return True if it passes all checks of a body and of its rows."""
+    return body_is_valid(batch) and decode_heterogeneous(batch)
 
 
 def decode_heterogeneous(batch: Batch) -> bool:
@@ -80,15 +65,8 @@ def decode_heterogeneous(batch: Batch) -> bool:
     key_columns = decode_columns(batch)
     if key_columns is None or not rows_are_valid(batch) or not decode_keys(batch, key_columns):
         return False
-    mark_validated(batch)
+    batch.validated = batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX
     return batch.validated
-
-
-def mark_validated(batch: Batch) -> None:
-    """Set `validated` of a batch with valid rows and decoded vector ids, if the ids are short enough."""
-    batch.validated = (
-        batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX
-    )
 
 
 def decode_columns(batch: Batch) -> KeyColumns | None:
@@ -99,7 +77,7 @@ def decode_columns(batch: Batch) -> KeyColumns | None:
     """
     raw, columns, count = batch.raw, batch.columns_mask, batch.count
     if (
-        columns & ~_COMMON_COLUMNS
+        columns & ~COMMON_COLUMNS
         or columns & _REQUIRED_COLUMNS != _REQUIRED_COLUMNS
         or columns & _BOTH_BLOBS not in (0, _BOTH_BLOBS)
     ):
@@ -187,18 +165,11 @@ def _widths(mask: int) -> tuple[tuple[int, int], ...]:
 @lru_cache(maxsize=256)
 def _decode_name_table(raw: bytes) -> tuple[str, ...] | None:
     """Decode a table of names, None if one is invalid; cached, since batches reuse a few tables."""
-    names, position = [], 0
-    while position < len(raw):
-        if position + NAME_LENGTH.size > len(raw):
-            return None
-        end = position + NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw, position)[0]
-        try:
-            names.append(str(raw[position + NAME_LENGTH.size : end], "utf-8"))
-        except UnicodeDecodeError:
-            return None
-        position = end
-    is_valid = position == len(raw) and all(name_is_valid(name, NAMESPACE_BYTES_MAX) for name in names)
-    return tuple(names) if is_valid else None
+    try:
+        names = read_names(raw)
+    except ValueError:
+        return None
+    return names if all(name_is_valid(name, NAMESPACE_BYTES_MAX) for name in names) else None
 
 
 class _Columns:

@@ -15,8 +15,8 @@ from delta_prop_wire.batch import Batch, directory_layout
 from delta_prop_wire.bounds import name_is_valid
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.encode import encode_columns
-from delta_prop_wire.homogeneous import read_single_name
-from delta_prop_wire.layout import Column
+from delta_prop_wire.fast.homogeneous import homogeneous_is_valid
+from delta_prop_wire.layout import Column, read_single_name
 from delta_prop_wire.spec import (
     ACK_LEVEL_SHIFT,
     COUNTER_MAX,
@@ -26,7 +26,6 @@ from delta_prop_wire.spec import (
     NAMESPACE_BYTES_MAX,
     STAMP_BYTES,
 )
-from delta_prop_wire.validate import homogeneous_is_valid
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -103,7 +102,7 @@ def parse_with_template(body: bytes | memoryview) -> Batch | None:
 
 
 def encode_row(
-    name: bytes,
+    key: bytes,
     values: Buffer,
     indices: Buffer | None,
     *,
@@ -116,23 +115,20 @@ def encode_row(
     priority: Priority,
     hybrid_time: int,
 ) -> Batch:
-    """Encode one row, whose vector id is printable ASCII, to the same bytes as `encode_columns`.
+    """Encode one row, whose key is printable ASCII, to the same bytes as `encode_columns`.
 
     With a template it is encoded in a few steps and known to be valid, unless its numbers look invalid.
     """
     # The key holds plain numbers, since the hash of an enumeration's members is a Python function.
-    template_key = 1 << kind, namespace, width, ack_level << ACK_LEVEL_SHIFT | priority, len(name)
+    template_key = 1 << kind, namespace, width, ack_level << ACK_LEVEL_SHIFT | priority, len(key)
     template = _encode_templates.get(template_key)
-    numbers, index_bytes, key = (
-        bytes(values),
-        b"" if indices is None else bytes(indices),
-        name.decode("ascii"),
-    )
+    numbers, index_bytes = bytes(values), b"" if indices is None else bytes(indices)
+    name = key.decode("ascii")
     highest = max(template.unpack_indices(index_bytes)) if template is not None and template.is_sparse else -1
     top_bytes = numbers[_TOP_BYTE::_NUMBER_BYTES]
     if template is None or highest >= DIMENSION_MAX or _INFINITE in top_bytes or _MINUS_INFINITE in top_bytes:
         batch = encode_columns(
-            [key], [numbers], None if indices is None else [index_bytes],
+            [name], [numbers], None if indices is None else [index_bytes],
             width=width, namespace=namespace, kind=kind, origin=origin, base=base,
             ack_level=ack_level, priority=priority, hybrid_time=hybrid_time,
         )  # fmt: skip
@@ -144,10 +140,10 @@ def encode_row(
     prefix, rest, namespace_table = template.fixed_parts
     columns = (numbers,) if indices is None else (index_bytes, numbers)
     content = template.pack(
-        prefix, 1, origin, _EPOCH, base, hybrid_time, rest, len(name), name, namespace_table, *columns
+        prefix, 1, origin, _EPOCH, base, hybrid_time, rest, len(key), key, namespace_table, *columns
     )
     crc = crc32c(content)
-    batch = template.make_batch(content + crc.to_bytes(CRC_BYTES, "little"), key, template.namespace_names)
+    batch = template.make_batch(content + crc.to_bytes(CRC_BYTES, "little"), name, template.namespace_names)
     batch.origin, batch.epoch, batch.base, batch.last = origin, _EPOCH, base, base
     batch.highest_index, batch.crc = highest, crc
     return batch
@@ -246,7 +242,7 @@ _new_object, _read_head = object.__new__, _HEAD.unpack_from
 
 
 @lru_cache(maxsize=TEMPLATES_MAX)
-def _valid_namespace(raw: bytes) -> tuple[str] | None:
+def _valid_namespace(raw: bytes) -> tuple[str, ...] | None:
     """Return the namespace in a table of names, as a tuple; None unless it is the only one and valid."""
     names = read_single_name(raw)
     return names if names is not None and name_is_valid(names[0], NAMESPACE_BYTES_MAX) else None

@@ -1,0 +1,1 @@
+"""The fast core: the same results as the general modules in fewer steps, or None for unusual work."""
