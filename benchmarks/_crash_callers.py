@@ -7,7 +7,7 @@ has clients that send bare frames.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Iterator, Sequence
 
     from benchmarks._crash_answers import Answers, Call
     from delta_prop.api.producer import Producer as Handle
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from delta_prop.calls.receipt import Receipt
     from delta_prop.client import Producer
     from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
+    from delta_prop_wire.errors import DeltaPropError
 
 TIMEOUT_S = 60.0
 """Timeout of a caller that wants the exact answer."""
@@ -85,15 +86,23 @@ class Caller:
     timeout_s: float = TIMEOUT_S
     with_ids: bool = False
 
+    @contextmanager
+    def _noting_refusals(
+        self, call: Call, errors: tuple[type[DeltaPropError], ...] = _REFUSALS
+    ) -> Iterator[None]:
+        """Record a refusal of the call within the block."""
+        try:
+            yield
+        except errors as refusal:
+            self.answers.note_refused(call, refusal)
+
     async def publish(self, publish: Callable[..., Awaitable[PublishAck]]) -> None:
         """Publish call after call with `publish(*deltas, timeout_s=…)`; never send a call twice."""
         while self.pace.has_more():
             deltas = make_rows(self.name, self.pace.next(), self.rows_per_call, with_ids=self.with_ids)
             call = self.answers.call(self.name, keys_of(deltas), self.level, self.timeout_s)
-            try:
+            with self._noting_refusals(call):
                 self.answers.note_published(call, await publish(*deltas, timeout_s=self.timeout_s))
-            except _REFUSALS as refusal:
-                self.answers.note_refused(call, refusal)
             await anyio.sleep(self.pace.pause_s())
 
     async def publish_embedded(self, propagator: Propagator) -> None:
@@ -119,13 +128,16 @@ class Caller:
             while self.pace.has_more():
                 deltas = make_rows(self.name, self.pace.next(), self.rows_per_call, with_ids=self.with_ids)
                 call = self.answers.call(self.name, keys_of(deltas), self.level)
-                try:
-                    receipt = offer(*deltas)
-                except _REFUSALS as refusal:
-                    self.answers.note_refused(call, refusal)
-                else:
-                    tasks.start_soon(_record_outcome, self.answers, call, receipt)
+                with self._noting_refusals(call):
+                    tasks.start_soon(self._note_outcome, call, offer(*deltas))
                 await anyio.sleep(self.pace.pause_s())
+
+    async def _note_outcome(self, call: Call, receipt: Receipt) -> None:
+        with self._noting_refusals(call, (Refused,)):
+            try:
+                self.answers.note_published(call, await receipt.wait())
+            except Unreachable:  # the service has not answered, so the outcome is unknown
+                call.is_excused = True
 
     async def offer_embedded(self, propagator: Propagator) -> None:
         """Offer by `Propagator.offer`."""
@@ -166,19 +178,15 @@ class Caller:
             deltas = make_rows(self.name, number, self.rows_per_call)
             is_offer, timeout_s = number % 3 == 0, self.timeout_s if number % 3 == 1 else TIMEOUT_S
             call = self.answers.call(self.name, keys_of(deltas), self.level, None if is_offer else timeout_s)
-            try:
+            with self._noting_refusals(call, (Refused,)):
                 if is_offer:
                     offered.append((call, producer.offer(*deltas)))
                 else:
                     self.answers.note_published(call, producer.publish(*deltas, timeout_s=timeout_s))
-            except Refused as refusal:
-                self.answers.note_refused(call, refusal)
             sleep(self.pace.pause_s())
         for call, receipt in offered:
-            try:
+            with self._noting_refusals(call, (Refused,)):
                 self.answers.note_published(call, receipt.result(TIMEOUT_S))
-            except Refused as refusal:
-                self.answers.note_refused(call, refusal)
 
 
 MakeCaller = Callable[..., "Caller"]
@@ -217,15 +225,6 @@ async def produce(producer: Producer, make_caller: MakeCaller, short_timeout_s: 
             tasks.start_soon(caller.publish_many, producer.publish_many)
 
 
-async def _record_outcome(answers: Answers, call: Call, receipt: Receipt) -> None:
-    try:
-        answers.note_published(call, await receipt.wait())
-    except Unreachable:  # the service has not answered, so the outcome is unknown
-        call.is_excused = True
-    except Refused as refusal:
-        answers.note_refused(call, refusal)
-
-
 async def open_producer(propagator: Propagator, name: str, level: AckLevel) -> Handle | None:
     """Open a producer's handle; retry while the log has failed. Return None once the service is closed."""
     while True:
@@ -244,8 +243,7 @@ async def query_outcomes(
     for call in calls:
         for answer in call.answers:
             if answer.kind == "unknown" and answer.dot is not None:
-                offset_or_code = await outcome(Dot(*answer.dot))
-                if isinstance(offset_or_code, int) and not isinstance(offset_or_code, ErrorCode):
-                    call.queried_offsets.append(offset_or_code)
-                else:
-                    call.queried_offsets.append(NOT_IN_LOG)
+                offset = await outcome(Dot(*answer.dot))
+                call.queried_offsets.append(
+                    NOT_IN_LOG if offset is None or isinstance(offset, ErrorCode) else offset
+                )

@@ -12,11 +12,12 @@ import json
 import sqlite3
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from benchmarks._crash_writer import DIMENSION, make_delta, origin_of
+from benchmarks._measure import table
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.readonly.inspect import inspect
@@ -26,7 +27,7 @@ from delta_prop_wire.delta import Delta, Kind
 from delta_prop_wire.state_rows import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -74,6 +75,30 @@ class Verdict:
         """The number of violations."""
         return sum(self.counts.values())
 
+    def to_json(self) -> dict[str, object]:
+        """Return the violations as JSON values."""
+        return {"counts": dict(self.counts), "examples": self.examples}
+
+
+class Judged(Protocol):
+    """Sums over several rounds, with their violations."""
+
+    rounds: int
+    verdict: Verdict
+
+
+def print_totals(
+    title: str,
+    columns: Mapping[str, Judged],
+    labels: Mapping[str, Callable[[Any], object]],
+    kinds: Iterable[str],
+) -> int:
+    """Print a column of each program with these rows and each kind of violations; return the violations."""
+    rows = [(label, *map(get, columns.values())) for label, get in labels.items()]
+    rows += [(kind, *(one.verdict.counts[kind] for one in columns.values())) for kind in kinds]
+    print(table(title, ("", *columns), rows))
+    return sum(one.verdict.total for one in columns.values())
+
 
 @dataclass(slots=True)
 class History:
@@ -88,10 +113,7 @@ class History:
     _new: set[tuple[str, int]] = field(default_factory=set)
 
     def note(self, lines: Iterable[str], verdict: Verdict, name: str = "") -> None:
-        """Read printed acknowledgements; skip a line that was not printed in full.
-
-        `name`: the producer, if the lines do not name it.
-        """
+        """Read printed acknowledgements, of `name` if they name no producer; skip incomplete lines."""
         for text in lines:
             try:
                 ack = json.loads(text)
@@ -106,16 +128,14 @@ class History:
         self.acks += 1
         self.duplicates += duplicate
         key = name, line
-        known = self.acked.get(key)
         if offset is None:
             verdict.add("answers differ", f"{name} line {line} was acknowledged without its offset")
             return
-        if known is not None and known != offset:
+        if (known := self.acked.get(key, offset)) != offset:
             verdict.add("answers differ", f"{name} line {line} was acknowledged at {known}, then at {offset}")
         if not duplicate and key in self._new:
-            verdict.add(
-                "answers differ", f"{name} line {line} was acknowledged as new a second time, at {offset}"
-            )
+            text = f"{name} line {line} was acknowledged as new a second time, at {offset}"
+            verdict.add("answers differ", text)
         if not duplicate:
             self._new.add(key)
         self.acked.setdefault(key, offset)
@@ -171,11 +191,10 @@ def read_log(directory: Path) -> Log:
         if isinstance(entry, LogCorrupted):
             log.corruption.append(str(entry))
             continue
-        logged = entry.logged
-        batch = logged.batch
-        for row in range(batch.count):
-            delta = batch.delta(row)
-            log.rows.append(Row(logged.offset + row, batch.origin, batch.base + row, delta))
+        offset, batch = entry.logged.offset, entry.logged.batch
+        log.rows += [
+            Row(offset + row, batch.origin, batch.base + row, batch.delta(row)) for row in range(batch.count)
+        ]
     log.segments = len(list((directory / "streams/default/0").glob("*.log")))
     try:
         log.snapshot = _read_snapshot(directory)
@@ -236,26 +255,18 @@ def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
             verdict.add("out of order", f"{name} line {row.line} is after its line {last_lines[name]}")
         elif row.line > last_lines[name] + 1:
             verdict.add("missing line", f"{name} line {row.line} follows its line {last_lines[name]}")
-        if not _are_equal(row.delta, make_delta(name, row.line)):
+        sent = make_delta(name, row.line)
+        if (row.delta.vector_id, row.delta.operation) != (sent.vector_id, sent.operation):
             verdict.add("corrupt", f"offset {row.offset} is not what {name} sent as line {row.line}")
         offsets.setdefault((name, row.line), row.offset)
         last_lines[name] = max(last_lines[name], row.line)
-    for key, offset in history.acked.items():
-        logged_offset = offsets.get(key)
-        if (
-            logged_offset is None
-            and offset < start
-            and snapshot is not None
-            and key[1] <= last_in_snapshot(snapshot, key[0])
-        ):
-            continue  # the snapshot covers the line
-        if logged_offset is None:
-            verdict.add("lost", f"{key[0]} line {key[1]} was acknowledged at {offset} and is not in the log")
-        elif logged_offset != offset:
-            verdict.add(
-                "other offset",
-                f"{key[0]} line {key[1]} was acknowledged at {offset} and is at {logged_offset}",
-            )
+    for (name, line), offset in history.acked.items():
+        logged_offset, acked = offsets.get((name, line)), f"{name} line {line} was acknowledged at {offset}"
+        if logged_offset is not None:
+            if logged_offset != offset:
+                verdict.add("other offset", f"{acked} and is at {logged_offset}")
+        elif offset >= start or snapshot is None or line > last_in_snapshot(snapshot, name):
+            verdict.add("lost", f"{acked} and is not in the log")
     return verdict
 
 
@@ -277,9 +288,8 @@ def check_snapshot(snapshot: LogSnapshot, names: Sequence[str], verdict: Verdict
             expected_keys.add(key)
             stored = snapshot.vectors.get(key)
             if stored is None or not np.array_equal(stored, value):
-                verdict.add(
-                    "corrupt", f"{key} in the snapshot at {snapshot.offset} is not the fold of its deltas"
-                )
+                text = f"{key} in the snapshot at {snapshot.offset} is not the fold of its deltas"
+                verdict.add("corrupt", text)
     for key in snapshot.vectors.keys() - expected_keys:
         verdict.add("corrupt", f"{key} is in the snapshot at {snapshot.offset}, but no producer sent it")
 
@@ -297,10 +307,6 @@ def check_service(ready: Mapping[str, object], log: Log, names: Sequence[str]) -
         text = f"the service continues at {ready['next_offset']}, the log ends at {log.next_offset}"
         verdict.add("out of order", text)
     return verdict
-
-
-def _are_equal(one: Delta, other: Delta) -> bool:
-    return (one.vector_id, one.operation) == (other.vector_id, other.operation)
 
 
 # --- the table
@@ -329,28 +335,26 @@ def read_table(path: Path) -> Table | None:
     return Table(0 if cursor_row is None else cursor_row[0], vectors)
 
 
-def check_table(table: Table, log: Log, *, finished: bool = False) -> Verdict:
+def check_table(content: Table, log: Log, *, finished: bool = False) -> Verdict:
     """Check that each vector is the fold of its deltas up to its offset, and includes those below the cursor.
 
     `finished`: the service has ended cleanly, so the table must cover the full log.
     """
     verdict = Verdict()
-    if table.cursor > len(log.rows) or (finished and table.cursor != len(log.rows)):
-        verdict.add("wrong table", f"its cursor is {table.cursor}, the log ends at {len(log.rows)}")
+    if content.cursor > len(log.rows) or (finished and content.cursor != len(log.rows)):
+        verdict.add("wrong table", f"its cursor is {content.cursor}, the log ends at {len(log.rows)}")
     rows_by_key: defaultdict[str, list[Row]] = defaultdict(list)
     for row in log.rows:
         rows_by_key[row.delta.vector_id].append(row)
     for key, rows in rows_by_key.items():
-        offset, value = table.vectors.get(key, (-1, None))
-        due_offset = max((row.offset for row in rows if row.offset < table.cursor), default=-1)
+        offset, value = content.vectors.get(key, (-1, None))
+        due_offset = max((row.offset for row in rows if row.offset < content.cursor), default=-1)
         if offset < due_offset:
-            verdict.add(
-                "wrong table",
-                f"{key} is as of offset {offset}, the cursor {table.cursor} covers {due_offset}",
-            )
+            text = f"{key} is as of offset {offset}, the cursor {content.cursor} covers {due_offset}"
+            verdict.add("wrong table", text)
         elif value is not None and not np.array_equal(value, fold(rows, offset)):
             verdict.add("wrong table", f"{key} is not the fold of its deltas up to offset {offset}")
-    for key in table.vectors.keys() - rows_by_key.keys():
+    for key in content.vectors.keys() - rows_by_key.keys():
         verdict.add("wrong table", f"{key} is in the table and not in the log")
     return verdict
 

@@ -17,6 +17,7 @@ import urllib.request
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +25,18 @@ import anyio
 import anyio.to_thread
 
 from benchmarks._crash_answers import KINDS, Failures, count_answers, judge, read_log_index
-from benchmarks._crash_check import Verdict
+from benchmarks._crash_check import Verdict, print_totals
 from benchmarks._crash_load import Round, log_settings
 from benchmarks._crash_rounds import ChildProcess
 from benchmarks._disk_faults import ALWAYS, CALLS, FULL, Ballast, FailingCalls, Failure, build, draw_failure
 from benchmarks._images import UnusableError, check_usable, mount_image
-from benchmarks._measure import table, write_json
+from benchmarks._measure import write_json
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
 IMAGE_BYTES = 64 * 1024 * 1024
 BUSY_S = 1.2
@@ -66,6 +68,12 @@ class Totals:
     answers: Counter[str] = field(default_factory=Counter)
     verdict: Verdict = field(default_factory=Verdict)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the totals as JSON values."""
+        numbers = {key: value for key, value in asdict(self).items() if isinstance(value, int)}
+        counts = {"disk_failures": dict(self.disk_failures), "answers": dict(self.answers)}
+        return numbers | counts | {"verdict": self.verdict.to_json()}
+
 
 def run(given: argparse.Namespace, seed: int) -> int:
     """Make disks fail, check, print; return the exit status."""
@@ -83,9 +91,8 @@ def run(given: argparse.Namespace, seed: int) -> int:
             name = (SERVED, EMBEDDED)[sum(one.directories for one in totals.values()) % 2]
             rounds = min(given.rounds_per_directory, given.rounds - rounds_done)
             directory_type = ServedDirectory if name == SERVED else EmbeddedDirectory
-            directory_type(setup, totals[name], rng).run_rounds(
-                range(rounds_done + 1, rounds_done + rounds + 1), given.rounds
-            )
+            numbers = range(rounds_done + 1, rounds_done + rounds + 1)
+            directory_type(setup, totals[name], rng).run_rounds(numbers, given.rounds)
             rounds_done += rounds
     return report(f"failing disks, {given.rounds} rounds, seed {seed}", totals, skipped, given.json)
 
@@ -156,7 +163,11 @@ class _Directory:
                 return
             for number in numbers:
                 self._run_round(process, number, rounds)
-            self._end(process)
+            self._request_end(process)
+            status = process.wait(END_S_MAX)
+            if status != 0:
+                text = f"the service did not end cleanly ({status}): {process.error_line()}"
+                self.totals.verdict.add("stuck", text)
         finally:
             process.kill()
             self._ballast.free()
@@ -207,13 +218,8 @@ class _Directory:
             await anyio.sleep(failure.lasts_s if is_lasting else BUSY_S - failure.after_s)
             self._failing.disarm()
 
-    def _end(self, process: ChildProcess) -> None:
+    def _request_end(self, process: ChildProcess) -> None:
         process.terminate()
-        status = process.wait(END_S_MAX)
-        if status != 0:
-            self.totals.verdict.add(
-                "stuck", f"the service did not end cleanly ({status}): {process.error_line()}"
-            )
 
     def _start(self, env: dict[str, str]) -> ChildProcess:
         raise NotImplementedError
@@ -233,10 +239,8 @@ class ServedDirectory(_Directory):
 
     def _start(self, env: dict[str, str]) -> ChildProcess:
         config = self._setup.scratch / "serve.toml"
-        bounds = "".join(
-            f"{key} = {value}\n" for key, value in log_settings(has_reserve=self.has_reserve).items()
-        )
-        config.write_text(f"[log]\n{bounds}")
+        bounds = log_settings(has_reserve=self.has_reserve)
+        config.write_text("\n".join(["[log]", *(f"{key} = {value}" for key, value in bounds.items())]))
         return ChildProcess(
             self._setup.scratch / "errors",
             *("-m", "delta_prop", "serve", "--config", str(config), "--data", str(self.directory)),
@@ -296,30 +300,24 @@ class EmbeddedDirectory(_Directory):
         round_.stuck_callers, round_.log_watch.failures = printed["stuck"], printed["failures"]
         round_.log_watch.recovered_s = printed["recovered_s"]
 
-    def _end(self, process: ChildProcess) -> None:
+    def _request_end(self, process: ChildProcess) -> None:
         process.close_input()
-        status = process.wait(END_S_MAX)
-        if status != 0:
-            self.totals.verdict.add(
-                "stuck", f"the process did not end cleanly ({status}): {process.error_line()}"
-            )
 
 
 def report(title: str, totals: dict[str, Totals], skipped: list[str], path: Path | str | None) -> int:
     """Print the totals and the violations; return the exit status."""
     columns = {name: one for name, one in totals.items() if one.rounds}
     kinds = [kind for kind in (*CALLS, FULL) if any(one.disk_failures[kind] for one in columns.values())]
-    rows: list[tuple[object, ...]] = [
-        ("rounds", *(one.rounds for one in columns.values())),
-        ("directories", *(one.directories for one in columns.values())),
-        *((f"  {kind}", *(one.disk_failures[kind] for one in columns.values())) for kind in kinds),
-        ("calls of the disk that failed", *(f"{one.calls_failed:,}" for one in columns.values())),
-        ("failures of the log", *(one.log_failures for one in columns.values())),
-        ("connections of bare clients", *(f"{one.connections:,}" for one in columns.values())),
-        *((text, *(f"{one.answers[name]:,}" for one in columns.values())) for name, text in _LABELS.items()),
-        *((kind, *(one.verdict.counts[kind] for one in columns.values())) for kind in KINDS),
-    ]
-    print(table(title, ("", *columns), rows))
+    labels: dict[str, Callable[[Totals], object]] = {
+        "rounds": lambda one: one.rounds,
+        "directories": lambda one: one.directories,
+        **{f"  {kind}": partial(_count, "disk_failures", kind) for kind in kinds},
+        "calls of the disk that failed": lambda one: f"{one.calls_failed:,}",
+        "failures of the log": lambda one: one.log_failures,
+        "connections of bare clients": lambda one: f"{one.connections:,}",
+        **{text: partial(_count, "answers", name) for name, text in _LABELS.items()},
+    }
+    violations = print_totals(title, columns, labels, KINDS)
     for what in skipped:
         print(f"not run: {what}")
     for one in columns.values():
@@ -334,7 +332,7 @@ def report(title: str, totals: dict[str, Totals], skipped: list[str], path: Path
         print(f"{name}: too few failures or acknowledgements for a meaningful check: run more rounds")
     violations = sum(one.verdict.total for one in columns.values())
     print(f"{violations} violations: " + ("FAILED" if violations or vacuous else "every answer is true"))
-    figures = {name: _to_json(one) for name, one in columns.items()}
+    figures = {name: one.to_json() for name, one in columns.items()}
     write_json(
         path, {"title": title, "violations": violations, "vacuous": vacuous, "not run": skipped, **figures}
     )
@@ -352,12 +350,5 @@ _LABELS = {
 }
 
 
-def _to_json(totals: Totals) -> dict[str, Any]:
-    """Return the totals as JSON values."""
-    numbers = {key: value for key, value in asdict(totals).items() if isinstance(value, int)}
-    verdict = {"counts": dict(totals.verdict.counts), "examples": totals.verdict.examples}
-    return numbers | {
-        "disk_failures": dict(totals.disk_failures),
-        "answers": dict(totals.answers),
-        "verdict": verdict,
-    }
+def _count(field: str, name: str, totals: Totals) -> str:
+    return f"{getattr(totals, field)[name]:,}"

@@ -90,9 +90,7 @@ class TimedPace:
 
 
 class Round:
-    """One round: `busy_s` seconds of calls, then a wait until none is in flight. The names of its callers are
-    unique among rounds.
-    """
+    """`busy_s` seconds of calls by callers with names of their own, then a wait until none is in flight."""
 
     def __init__(self, number: int, busy_s: float, level: AckLevel) -> None:
         self.answers = Answers(time.monotonic)

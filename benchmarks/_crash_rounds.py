@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,9 +54,7 @@ class DirectoryOptions:
     segment_bytes: int = 256 * 1024
     producers: tuple[str, ...] = ("p0", "p1", "p2", "p3")
     overlap_lines: int = 25  # how many acknowledged lines of a producer a new process acknowledges again
-    retention_bytes: int | None = (
-        None  # the log retains this much and compacts the rest; None: it compacts nothing
-    )
+    retention_bytes: int | None = None  # so much is retained, the rest compacted; None: nothing is compacted
 
 
 class ChildProcess:
@@ -192,6 +190,11 @@ class Totals:
     opens_s: list[float] = field(default_factory=list)
     verdict: Verdict = field(default_factory=Verdict)
 
+    def to_json(self) -> dict[str, object]:
+        """Return the totals as JSON values; before Python 3.12 `asdict` alone breaks a Counter."""
+        counted = replace(self, interrupted=Counter(), verdict=Verdict())
+        return asdict(counted) | {"interrupted": dict(self.interrupted), "verdict": self.verdict.to_json()}
+
 
 class CrashRun:
     """One directory from its first process to its last: its acknowledgements, and the checks against them."""
@@ -223,9 +226,12 @@ class CrashRun:
         self._end_process = end_process
         self._corrupt = corrupt
         self._scratch = scratch or directory.with_name(directory.name + "-copy")
-        self._activities = self._scratch.with_name(f"{self._scratch.name}.activities")
+        self._activities = self._beside("activities")
         self._process_count = 0
         totals.directories += 1
+
+    def _beside(self, suffix: str) -> Path:
+        return self._scratch.with_name(f"{self._scratch.name}.{suffix}")
 
     def run_round(self) -> bool:
         """Start a process, check the log, let it publish, kill it. Return False if it did not start."""
@@ -267,9 +273,7 @@ class CrashRun:
             process.send_line("end")
             status = process.wait(END_S_MAX)
             if status != 0:
-                self.totals.verdict.add(
-                    "bad start or end", f"a process did not end cleanly ({status}): {process.error_line()}"
-                )
+                self._note_failure(process, f"a process did not end cleanly ({status})")
         finally:
             process.kill()
         log = read_log(self.directory / "log")
@@ -286,10 +290,9 @@ class CrashRun:
         self.directory.mkdir(exist_ok=True)  # a power cut may have removed it
         last = {name: self.history.last.get(name, 0) for name in self.options.producers}
         first_lines = {name: max(line - self.options.overlap_lines, 0) + 1 for name, line in last.items()}
-        errors = self._scratch.with_name(f"{self._scratch.name}.errors")
         options, seed = self.options, self._rng.randrange(1 << 30)
         return ChildProcess(
-            errors,
+            self._beside("errors"),
             *(
                 "-m",
                 "benchmarks._crash_writer",
@@ -307,7 +310,7 @@ class CrashRun:
         totals = self.totals
         ready = process.ready()
         if ready is None or "ready" not in ready:
-            totals.verdict.add("bad start or end", f"the service did not start: {process.error_line()}")
+            self._note_failure(process, "the service did not start")
             return False
         totals.restarts_s.append(time.monotonic() - process.began)
         open_s = ready["open_s"]
@@ -333,9 +336,10 @@ class CrashRun:
 
     def _let_run(self, process: ChildProcess, time_s: float) -> None:
         if process.wait(time_s) is not None and process.lines:
-            self.totals.verdict.add(
-                "bad start or end", f"the service ended by itself: {process.error_line()}"
-            )
+            self._note_failure(process, "the service ended by itself")
+
+    def _note_failure(self, process: ChildProcess, what: str) -> None:
+        self.totals.verdict.add("bad start or end", f"{what}: {process.error_line()}")
 
     def _copy_table(self) -> Table | None:
         """Read the SQLite file from a copy, as reading the original would recover it."""
@@ -369,7 +373,7 @@ class CommandCrashRun(CrashRun):
                 totals.in_start += 1
                 process.wait(rng.uniform(0.0, 1.0))
             elif process.ready() is None:
-                totals.verdict.add("bad start or end", f"the command did not start: {process.error_line()}")
+                self._note_failure(process, "the command did not start")
                 return False
             else:
                 process.wait(rng.uniform(*self._run_s))
@@ -390,9 +394,7 @@ class CommandCrashRun(CrashRun):
             status = process.wait(END_S_MAX)
             self.totals.restarts_s.append(time.monotonic() - process.began)
             if status != 0:
-                self.totals.verdict.add(
-                    "bad start or end", f"the command failed ({status}): {process.error_line()}"
-                )
+                self._note_failure(process, f"the command failed ({status})")
                 return False
         finally:
             process.kill()
@@ -401,17 +403,13 @@ class CommandCrashRun(CrashRun):
 
     def _command(self, *arguments: str) -> ChildProcess:
         self.directory.mkdir(exist_ok=True)
-        errors = self._scratch.with_name(f"{self._scratch.name}.errors")
-        return ChildProcess(
-            errors, "-m", "delta_prop", "publish", "--data", str(self.directory / "log"), *arguments
-        )
+        command = ("-m", "delta_prop", "publish", "--data", str(self.directory / "log"))
+        return ChildProcess(self._beside("errors"), *command, *arguments)
 
     def _write_lines(self, name: str) -> Path:
         """Return the file with a producer's lines; write it first if it does not exist."""
-        path = self._scratch.with_name(f"{self._scratch.name}.{name}.jsonl")
+        path = self._beside(f"{name}.jsonl")
         if not path.exists():
-            lines = (
-                json.dumps(delta_to_json(make_delta(name, line))) for line in range(1, COMMAND_LINES + 1)
-            )
-            path.write_text("".join(f"{line}\n" for line in lines))
+            deltas = (make_delta(name, line) for line in range(1, COMMAND_LINES + 1))
+            path.write_text("".join(f"{json.dumps(delta_to_json(delta))}\n" for delta in deltas))
         return path

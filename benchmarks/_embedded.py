@@ -15,7 +15,7 @@ from bisect import bisect_left
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -29,7 +29,7 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Delta, sparse
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
@@ -279,9 +279,7 @@ class Bench:
     async def closed_loop(self, size: int, level: AckLevel, *, in_flight: int, seconds: float) -> CallTimings:
         """Run `in_flight` callers; each makes its next call as soon as its last one is acknowledged."""
         call, timings, called_at = self.publisher(size, level), CallTimings(), {}
-        self._clear_records()
-        start, cpu_s = time.perf_counter(), time.process_time()
-        end = start + seconds
+        end = time.perf_counter() + seconds
 
         async def caller() -> None:
             begin = time.perf_counter()
@@ -295,13 +293,7 @@ class Bench:
                 if now >= end:
                     return
 
-        async with anyio.create_task_group() as tasks:
-            for _ in range(in_flight):
-                tasks.start_soon(caller)
-        await self.settle()
-        timings.seconds, timings.cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
-        timings.visible = self._visible_latencies(called_at)
-        return timings
+        return await self._run_callers(caller, in_flight, timings, called_at, end - seconds)
 
     async def open_loop(
         self, size: int, level: AckLevel, *, rate: float, calls: int, in_flight: int
@@ -312,8 +304,7 @@ class Bench:
         from the time a call was due, so they include this delay.
         """
         call, timings, called_at = self.publisher(size, level), CallTimings(), {}
-        self._clear_records()
-        start, cpu_s = time.perf_counter() + 0.01, time.process_time()
+        start = time.perf_counter() + 0.01
         numbers = iter(range(calls))
 
         async def caller() -> None:
@@ -327,28 +318,35 @@ class Bench:
                 called_at[published.next_offset] = due
                 timings.deltas += size
 
+        return await self._run_callers(caller, in_flight, timings, called_at, start)
+
+    async def _run_callers(
+        self,
+        caller: Callable[[], Coroutine[Any, Any, None]],
+        count: int,
+        timings: CallTimings,
+        called_at: dict[int, float],
+        start: float,
+    ) -> CallTimings:
+        """Run the callers until every sink has their deltas; fill in the timings."""
+        for sink in self.sinks.values():
+            sink.clear()
+        cpu_s = time.process_time()
         async with anyio.create_task_group() as tasks:
-            for _ in range(in_flight):
+            for _ in range(count):
                 tasks.start_soon(caller)
         await self.settle()
         timings.seconds, timings.cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
-        timings.visible = self._visible_latencies(called_at)
+        sinks = list(self.sinks.values())
+        timings.visible = [
+            max(sink.applied_at(offset) for sink in sinks) - called for offset, called in called_at.items()
+        ]
         return timings
 
     async def settle(self) -> None:
         """Wait until every sink has applied the whole log."""
         visible = self.propagator.statistics().log.next_offset
         await self.propagator.wait_visible(visible, timeout_s=WAIT_S)
-
-    def _clear_records(self) -> None:
-        for sink in self.sinks.values():
-            sink.clear()
-
-    def _visible_latencies(self, called_at: dict[int, float]) -> list[float]:
-        sinks = list(self.sinks.values())
-        return [
-            max(sink.applied_at(offset) for sink in sinks) - called for offset, called in called_at.items()
-        ]
 
 
 def _cycle(calls: list[Delta] | list[Columns]) -> Iterator[Delta | Columns]:

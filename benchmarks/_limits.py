@@ -25,9 +25,7 @@ MIB = 1 << 20
 
 
 def limits_mb_s(folder: Path) -> dict[str, float]:
-    """Return MB per second by limit: each way of sending over TCP; `tcp`, the best of these; `sync`, synced
-    writes.
-    """
+    """Return MB per second: of each way to send over TCP; `tcp`, the best of these; `sync`, synced writes."""
     kinds = ("raw", "asyncio", "uvloop") if find_spec("uvloop") else ("raw", "asyncio")
     tcp_rates = {
         f"tcp {kind} {size >> 10} KiB": tcp_mb_s(kind, size) for kind in kinds for size in (64 << 10, MIB)

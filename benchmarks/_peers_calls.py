@@ -53,10 +53,7 @@ async def raw_calls(
 async def publish_singly(
     call: Call, body: bytes, *, seconds: float, window: int
 ) -> tuple[int, int, list[int]]:
-    """Publish for `seconds`, with up to `window` calls in flight.
-
-    Returns the number of calls, the time of the end, and the duration of each call, in ns.
-    """
+    """Publish with up to `window` calls in flight; return their number, the end, and each duration, in ns."""
     durations_ns: list[int] = []
     window_opened = asyncio.Event()
     open_calls = 0

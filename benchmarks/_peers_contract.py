@@ -36,9 +36,7 @@ class Publisher(Protocol):
     """One connection that sends."""
 
     acked: int
-    """The number of payloads that the server has acknowledged so far, at the durability that the peer
-    declares.
-    """
+    """The payloads that the server has acknowledged so far, at the durability that the peer declares."""
 
     def send(self, payload: bytes, count: int) -> None:
         """Send the payload `count` times, as the peer sends the payloads of one call; do not wait."""
@@ -88,10 +86,7 @@ class Consumer(Protocol):
         ...
 
     def receive(self) -> bytes:
-        """Receive once; return the concatenated first 8 bytes of each complete payload, or nothing.
-
-        The size of each payload is checked.
-        """
+        """Receive once, check sizes; return the joined first 8 bytes of each complete payload, or nothing."""
         ...
 
     def close(self) -> None:

@@ -94,10 +94,7 @@ class JetStream(Peer):
 
 
 def message_pattern(size: int) -> re.Pattern[bytes]:
-    """Return a pattern of a complete message with a payload of `size` bytes.
-
-    Groups: its reply subject, the first 8 bytes of the payload.
-    """
+    """Return a pattern of a message of `size` bytes; its groups: the reply subject, the first 8 bytes."""
     return re.compile(rb"MSG \S+ \S+ (?:(\S+) )?%d\r\n(.{8}).{%d}\r\n" % (size, size - 8), re.DOTALL)
 
 

@@ -18,17 +18,16 @@ import random
 import sqlite3
 import sys
 import tempfile
-from collections import Counter
-from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._arguments import Arguments, bounded_int, writable_file
-from benchmarks._crash_check import KINDS, Verdict
+from benchmarks._crash_check import KINDS, print_totals
 from benchmarks._crash_disk import run as run_disk_faults
 from benchmarks._crash_rounds import CommandCrashRun, CrashRun, DirectoryOptions, Totals
 from benchmarks._crash_writer import ACTIVITIES
-from benchmarks._measure import percentile, table, write_json
+from benchmarks._measure import percentile, write_json
 
 if TYPE_CHECKING:
     import argparse
@@ -115,23 +114,21 @@ def _run(folder: Path, given: argparse.Namespace, rng: random.Random) -> dict[st
 def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> int:
     """Print the totals and the violations; return the exit status."""
     columns = {name: one for name, one in totals.items() if one.rounds}
-    rows: list[tuple[object, ...]] = [
-        ("kills", *(one.rounds for one in columns.values())),
-        ("  while it started", *(one.in_start for one in columns.values())),
-        ("directories", *(one.directories for one in columns.values())),
-        ("acknowledgements", *(f"{one.acks:,}" for one in columns.values())),
-        ("  of duplicates", *(f"{one.duplicates:,}" for one in columns.values())),
-        ("deltas in the logs", *(f"{one.rows:,}" for one in columns.values())),
-        ("  not acknowledged", *(f"{one.unacknowledged:,}" for one in columns.values())),
-        ("segments begun", *(one.rolls for one in columns.values())),
-        *((f"  while {name}", *(one.interrupted[name] for one in columns.values())) for name in ACTIVITIES),
-        ("torn tails truncated", *(one.cuts for one in columns.values())),
-        ("process start to ready, s p50 / max", *(_format_times(one.restarts_s) for one in columns.values())),
-        ("  of that the log, s p50 / max", *(_format_times(one.opens_s) for one in columns.values())),
-        *((kind, *(one.verdict.counts[kind] for one in columns.values())) for kind in KINDS),
-    ]
-    print(table(title, ("", *columns), rows))
-    violations = sum(one.verdict.total for one in columns.values())
+    labels: dict[str, Callable[[Totals], object]] = {
+        "kills": lambda one: one.rounds,
+        "  while it started": lambda one: one.in_start,
+        "directories": lambda one: one.directories,
+        "acknowledgements": lambda one: f"{one.acks:,}",
+        "  of duplicates": lambda one: f"{one.duplicates:,}",
+        "deltas in the logs": lambda one: f"{one.rows:,}",
+        "  not acknowledged": lambda one: f"{one.unacknowledged:,}",
+        "segments begun": lambda one: one.rolls,
+        **{f"  while {name}": partial(_interrupted, name) for name in ACTIVITIES},
+        "torn tails truncated": lambda one: one.cuts,
+        "process start to ready, s p50 / max": lambda one: _format_times(one.restarts_s),
+        "  of that the log, s p50 / max": lambda one: _format_times(one.opens_s),
+    }
+    violations = print_totals(title, columns, labels, KINDS)
     for one in columns.values():
         print("".join(f"{text}\n" for text in one.verdict.examples), end="")
     # A run with next to no acknowledgements proves nothing.
@@ -142,19 +139,15 @@ def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> in
     print(f"opening the log took up to {slowest_open_s:.2f} s (bound {OPEN_S_MAX:.0f} s)")
     failed = violations or vacuous or slowest_open_s > OPEN_S_MAX
     print(
-        f"{violations} violations: "
-        + ("FAILED" if failed else "all that was acknowledged is in the log, once")
+        f"{violations} violations:", "FAILED" if failed else "all that was acknowledged is in the log, once"
     )
-    figures = {name: _to_json(one) for name, one in columns.items()}
+    figures = {name: one.to_json() for name, one in columns.items()}
     write_json(path, {"title": title, "violations": violations, "vacuous": vacuous, **figures})
     return 1 if failed else 0
 
 
-def _to_json(totals: Totals) -> dict[str, object]:
-    """Return the totals as JSON values; before Python 3.12 `asdict` alone breaks a Counter."""
-    counted = replace(totals, interrupted=Counter(), verdict=Verdict())
-    verdict = {"counts": dict(totals.verdict.counts), "examples": totals.verdict.examples}
-    return asdict(counted) | {"interrupted": dict(totals.interrupted), "verdict": verdict}
+def _interrupted(activity: str, totals: Totals) -> int:
+    return totals.interrupted[activity]
 
 
 def _format_times(samples: list[float]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks._arguments import bounded_int
 from benchmarks._growth_service import Holdings, Service
-from benchmarks._measure import table
+from benchmarks._measure import ratios, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop_wire.delta import Kind
 
@@ -91,12 +91,12 @@ def report(costs: Mapping[tuple[str, Kind], Sequence[float]]) -> Results:
     results = Results("growth")
     rows = []
     for (name, kind), rounds in costs.items():
-        ratios = [cost / small for cost, small in zip(rounds, costs[BASE, kind], strict=True)]
-        cost = results.add_figure(f"{name}, {kind.name.lower()}", rounds, "µs a delta", less=True)
-        ratio = results.add_figure(f"{name}, {kind.name.lower()}: of the small", ratios, "×", less=True)
-        rows.append((f"{name}, {kind.name.lower()}", cost, ratio))
+        label, shares = f"{name}, {kind.name.lower()}", ratios(rounds, costs[BASE, kind])
+        cost = results.add_figure(label, rounds, "µs a delta", less=True)
+        share = results.add_figure(f"{label}: of the small", shares, "×", less=True)
+        rows.append((label, cost, share))
         if name.endswith(LARGE_SUFFIX):
-            results.add_goal(Goal("17", f"{name}, {kind.name.lower()}: CPU", 2.0, 1.3, less=True), ratios)
+            results.add_goal(Goal("17", f"{label}: CPU", 2.0, 1.3, less=True), shares)
     header = ("", "CPU µs a delta", "of the small service")
     results.tables.append(table("cost of a delta, by the content of the service", header, rows))
     return results

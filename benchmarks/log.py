@@ -26,7 +26,7 @@ import anyio.lowlevel
 import numpy as np
 
 from benchmarks._arguments import bounded_int, writable_directory
-from benchmarks._measure import Figure, percentile, table
+from benchmarks._measure import Figure, percentile, ratios, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
@@ -63,9 +63,7 @@ CATCH_UP_TIMES_MIN = 3.0
 
 
 class Comparison(NamedTuple):
-    """A figure of a round, its baseline, and the target of their ratio. `measured` and `baseline` are fields
-    of `Round`.
-    """
+    """Two fields of `Round`, `measured` and `baseline`, and the target of their ratio."""
 
     what: str
     measured: str
@@ -285,14 +283,14 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> Results:
                 [getattr(one, field) for one in kind_rounds]
                 for field in (comparison.measured, comparison.baseline)
             )
-            ratios = [mine / other for mine, other in zip(measured, baseline, strict=True)]
+            shares = ratios(measured, baseline)
             goal = Goal(
                 "", f"log: {name}, beside {comparison.baseline_what}", comparison.target, less=comparison.less
             )
-            verdict = results.add_goal(goal, ratios)
+            verdict = results.add_goal(goal, shares)
             figure = results.add_figure(name, measured, comparison.unit, less=comparison.less)
             rows.append(
-                (f"{name}, {comparison.unit}", figure, Figure.of(baseline), Figure.of(ratios), verdict)
+                (f"{name}, {comparison.unit}", figure, Figure.of(baseline), Figure.of(shares), verdict)
             )
         count, size, rate, cpu_us, commits, p99_us = (
             Figure.of([getattr(one, name) for one in kind_rounds]).median

@@ -150,9 +150,7 @@ async def mailbox_delta_bytes(count: int) -> float:
 
 
 async def pending_delta_bytes(count: int) -> float:
-    """Measure a delta, in a batch of one, that waits for its predecessor; the first waits for one that never
-    arrives.
-    """
+    """Measure a delta, in a batch of one, that waits for its predecessor; the first one waits forever."""
     async with Propagator(
         make_settings(pending_deltas_max=5 * count, pending_bytes_max=1 << 30)
     ) as propagator:

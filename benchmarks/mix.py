@@ -71,9 +71,7 @@ KINDS = tuple(OPERATIONS)
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Deltas of these kinds, in `namespaces` namespaces. `by_row`: kind and namespace change from row to row,
-    else from batch to batch.
-    """
+    """Deltas of these kinds. `by_row`: kind and namespace change by row, else by batch."""
 
     name: str
     namespaces: int
@@ -81,10 +79,7 @@ class Traffic:
     by_row: bool = False
 
     def batches(self, topic: str, rows: int, origin: int, level: AckLevel, epoch: int) -> Iterator[Batch]:
-        """Yield `TEMPLATES` batches of `rows` rows, which use every namespace and kind.
-
-        Each starts at counter 1.
-        """
+        """Yield `TEMPLATES` batches of `rows` rows, which use every namespace and kind, from counter 1 on."""
         rng = random.Random(rows)
         for number in range(TEMPLATES):
             deltas = [

@@ -135,9 +135,7 @@ def measure_services(
 
 
 async def program_cpu_us(ports: Sequence[int], name: str) -> float:
-    """Measure CPU µs per delta of a program that publishes 100 per call, through a `Producer` or a
-    `SpreadProducer`.
-    """
+    """Measure CPU µs per delta of a program that publishes 100 a call, to one or to several services."""
     addresses = [f"127.0.0.1:{port}" for port in ports]
     client = SpreadProducer(addresses, name=name) if len(addresses) > 1 else Producer(addresses[0], name=name)
     calls = [

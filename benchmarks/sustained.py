@@ -92,9 +92,7 @@ def private_mb(process_id: int) -> float:
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return, after the warm-up, the memory of the last quarter over the first, and MB per minute by a linear
-    fit.
-    """
+    """Return, after the warm-up: the last quarter over the first; MB per minute by a linear fit."""
     warm = samples[int(len(samples) * WARM_SHARE) :]
     memory_mb = [mb for _, mb in warm]
     quarter = max(len(memory_mb) // 4, 1)

@@ -52,7 +52,7 @@ def listed_stations(heading: str) -> list[tuple[str, str]]:
     page = Path("docs/architecture.md").read_text("utf-8")
     block = re.search(rf"### {heading}\n.*?```\n(.*?)```", page, re.DOTALL)
     assert block is not None, f"docs/architecture.md has no list below {heading!r}"
-    lines = re.findall(r"^\s*(\S+\.py) (\S+)", block.group(1), re.MULTILINE)
+    lines = re.findall(r"^\s*(\S+\.py) +(\S+)", block.group(1), re.MULTILINE)
     return [(path, name) for path, name in lines]
 
 

@@ -49,6 +49,7 @@ PURE = (
     "broker/delta_prop_broker/retention/*",
     "broker/delta_prop_broker/segments/*",
     "delta_prop/delivery/backpressure/*",
+    "delta_prop/producing/*",
     "delta_prop/client/counts.py",
     "delta_prop/client/errors.py",
     "delta_prop/directory/log_positions.py",

@@ -6,9 +6,8 @@ refusal resends the same bytes, in order.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
@@ -18,43 +17,44 @@ from delta_prop.calls.refusals import timed_out, withdrawn
 from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop.partition.order.orphans import check_and_note
 from delta_prop.partition.outcome_query import find_outcome, stored_watermark
+from delta_prop.producing.last_dots import LastDots
+from delta_prop.producing.origin_sequence import (
+    IN_FLIGHT_BYTES_MAX,
+    OriginSequence,
+    SentBatch,
+    check_in_flight,
+)
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, producer_id_of
-from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.spec import COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop.api.publishing import Publisher
     from delta_prop.calls.receipt import PublishAck
-    from delta_prop.partition.ingest.origins import Grant
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta
 
 IN_FLIGHT_BATCHES_MAX = 10_000
-IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
-HEADS_MAX = 100_000
-"""Maximum vectors of which a producer remembers the last dot."""
 PUBLISH_TIMEOUT_S = 30.0
 _RETRY_S_MIN = 0.001
 
 
-@dataclass(slots=True, eq=False)
-class _UnackedBatch:
-    """A batch whose dots are not processed yet.
-
-    `withdrawn`: True once its caller has withdrawn it. `wake_event`: ends the wait before a retry.
-    `callback`: called with the receipt at each outcome.
+class _UnackedBatch(SentBatch):
+    """A batch whose dots are not processed yet. `wake_event`: ends the wait before a retry. `callback`:
+    called with the receipt at each outcome.
     """
 
-    batch: Batch
-    sender: Sender
-    receipt: Receipt = field(default_factory=Receipt)
-    withdrawn: bool = False
-    wake_event: anyio.Event | None = None
-    callback: Callable[[Receipt], None] | None = None
+    __slots__ = ("callback", "receipt", "sender", "wake_event")
+
+    def __init__(self, batch: Batch, sender: Sender, callback: Callable[[Receipt], None] | None) -> None:
+        super().__init__(batch)
+        self.sender = sender
+        self.callback = callback
+        self.receipt = Receipt()
+        self.wake_event: anyio.Event | None = None
 
     @property
     def is_refused(self) -> bool:
@@ -62,16 +62,7 @@ class _UnackedBatch:
         return self.receipt.done and not self.receipt.acknowledged
 
 
-class _Lane:
-    """One origin: its next counter, the clock entries it has sent, its unacknowledged batches in order."""
-
-    def __init__(self, grant: Grant) -> None:
-        self.origin = grant.origin
-        self.epoch = grant.epoch
-        self.next_counter = grant.watermark + 1
-        self.sent_clock: dict[int, int] = {}
-        self.in_flight: OrderedDict[int, _UnackedBatch] = OrderedDict()
-        self.has_refused = False  # True if some batches in flight may have to be sent again
+_Lane: TypeAlias = OriginSequence[_UnackedBatch]
 
 
 class Producer:
@@ -96,8 +87,10 @@ class Producer:
         self._ack_level = ack_level
         self._sender = Sender(owner=name, source=source)
         grants = pipeline.hello(producer_id_of(name), name, self._now())
-        self._lanes = {Priority(lane): _Lane(grant) for lane, grant in enumerate(grants)}
-        self._heads: OrderedDict[tuple[str, str], Dot] = OrderedDict()
+        self._lanes = {priority: _Lane(grants[priority].origin, priority) for priority in Priority}
+        for lane, grant in zip(self._lanes.values(), grants, strict=True):
+            lane.grant(grant.epoch, grant.watermark)
+        self._last_dots = LastDots[Dot]()
         self._in_flight_bytes = 0
         self._seen_recoveries = pipeline.recoveries
 
@@ -106,7 +99,7 @@ class Producer:
         """Number of batches sent and not processed yet."""
         for lane in self._lanes.values():
             self._drop_done(lane)
-        return sum(len(lane.in_flight) for lane in self._lanes.values())
+        return sum(len(lane.unacked) for lane in self._lanes.values())
 
     def watermark(self, priority: Priority = Priority.NORMAL) -> int:
         """Return the counter up to which the service has processed this producer's deltas of a priority and
@@ -210,9 +203,7 @@ class Producer:
         """Retryable refusal that blocks unacknowledged batches; None: there is none."""
         if self._pipeline.stop_refusal is not None:
             return self._pipeline.stop_refusal
-        refused = (
-            entry for lane in self._lanes.values() for entry in lane.in_flight.values() if entry.is_refused
-        )
+        refused = (entry for lane in self._lanes.values() for entry in lane.retries if _is_open(lane, entry))
         refusals = (entry.receipt.refusal() for entry in refused)
         return next((refusal for refusal in refusals if refusal is not None and refusal.retryable), None)
 
@@ -234,9 +225,21 @@ class Producer:
         self._publisher.flush()
         self.resend(priority)
         self._check_capacity()
-        batch = self._encode(lane, priority, deltas, after, counter)
-        lane.next_counter = batch.last + 1
-        entry = lane.in_flight[batch.base] = _UnackedBatch(batch, sender or self._sender, callback=callback)
+        deltas = with_parents(deltas, [_parent_key(dependency) for dependency in after])
+        vectors = [(delta.namespace, delta.vector_id) for delta in deltas]
+        clock = lane.clocks.make(self._last_dots.of_others(vectors, lane.origin))
+        has_gap = counter is not None and counter > lane.next_counter
+        batch = lane.encode(
+            deltas,
+            base=lane.next_counter if counter is None else counter,
+            clock=clock,
+            level=self._ack_level,
+            previous=lane.previous_counter,
+            counters=[counter] if has_gap and counter is not None else None,
+        )
+        entry = _UnackedBatch(batch, sender or self._sender, callback)
+        lane.draw(entry, clock)
+        self._last_dots.note(vectors, Dot(lane.origin, batch.last))
         self._in_flight_bytes += batch.size
         self._send(lane, entry)
         return entry
@@ -250,40 +253,38 @@ class Producer:
         if self._seen_recoveries == recoveries:
             return
         for lane in self._lanes.values():
-            first = next(iter(lane.in_flight.values()), None)
-            previous = lane.next_counter - 1 if first is None else _previous_counter(first.batch)
-            if previous > self._pipeline.orderer.watermarks.get(lane.origin, 0):
-                self._pipeline.skip_to(lane.origin, previous, self.name)
-                lane.sent_clock.clear()  # the lost batches' clock entries must be sent again
+            watermark = self._pipeline.orderer.watermarks.get(lane.origin, 0)
+            lost_until = lane.grant(lane.epoch, watermark)
+            if lost_until > watermark:
+                self._pipeline.skip_to(lane.origin, lost_until, self.name)
+                lane.clocks.forget_sent()
         self._seen_recoveries = recoveries
 
     def _resend(self, lane: _Lane, last: _UnackedBatch | None = None) -> None:
         """Send refused batches again, up to `last`, or all. Raises the first refusal that recurs."""
         self._drop_done(lane)
-        if not lane.has_refused:
-            return
-        for entry in list(lane.in_flight.values()):
-            if entry.is_refused:
+        counter = 0
+        while entry := lane.take_retry(counter, COUNTER_MAX if last is None else last.batch.base):
+            counter = entry.batch.base
+            if _is_open(lane, entry):
                 self._send(lane, entry)
                 refusal = entry.receipt.refusal()
                 if refusal is not None and not refusal.is_final:
                     raise refusal
-            if entry is last:
-                return
-        lane.has_refused = any(entry.is_refused for entry in lane.in_flight.values())
 
     def _send(self, lane: _Lane, entry: _UnackedBatch) -> None:
         entry.receipt = receipt = Receipt()
-        final_refusal = withdrawn() if entry.withdrawn else None
+        final_refusal = withdrawn() if entry.is_withdrawn else None
         receipt.add_done_callback(lambda settled: self._on_settled(lane, entry, settled))
         self._pipeline.offer(
             SequencedBatch(entry.batch, entry.sender, receipt, final_refusal=final_refusal), self._now()
         )
 
     def _on_settled(self, lane: _Lane, entry: _UnackedBatch, receipt: Receipt) -> None:
-        entry.withdrawn = entry.withdrawn or receipt.state is OfferState.WITHDRAWN
-        lane.has_refused = lane.has_refused or not receipt.acknowledged
-        if entry.wake_event is not None and receipt.acknowledged:
+        entry.is_withdrawn = entry.is_withdrawn or receipt.state is OfferState.WITHDRAWN
+        if not receipt.acknowledged:
+            lane.add_retry(entry)
+        elif entry.wake_event is not None:
             entry.wake_event.set()
         self._drop_done(lane)
         if entry.callback is not None:
@@ -292,66 +293,26 @@ class Producer:
     def _drop_done(self, lane: _Lane) -> None:
         """Drop appended batches, no-ops too, which may be appended after their receipts were settled."""
         watermark = self._pipeline.orderer.watermarks.get(lane.origin, 0)
-        while lane.in_flight and (first := next(iter(lane.in_flight.values()))).batch.last <= watermark:
+        unacked = lane.unacked
+        while unacked and (first := next(iter(unacked.values()))).batch.last <= watermark:
             refusal = first.receipt.refusal()
             if first.receipt.state in (OfferState.APPENDED, OfferState.IN_DOUBT) or (
                 refusal is not None and refusal.code is ErrorCode.LOG_FAILED
             ):
                 break  # it must be sent again if the log fails, or has failed
-            del lane.in_flight[first.batch.base]
+            lane.remove(first)
             self._in_flight_bytes -= first.batch.size
 
-    def _encode(
-        self,
-        lane: _Lane,
-        priority: Priority,
-        deltas: Sequence[Delta],
-        after: Sequence[Receipt | Dependency],
-        counter: int | None,
-    ) -> Batch:
-        deltas = with_parents(deltas, [_parent_key(dependency) for dependency in after])
-        clock = self._find_clock_changes(lane, deltas)
-        has_gap = counter is not None and counter > lane.next_counter
-        batch = encode_batch(
-            deltas,
-            origin=lane.origin,
-            base=lane.next_counter if counter is None else counter,
-            epoch=lane.epoch,
-            clock=clock,
-            previous=lane.next_counter - 1 if has_gap else 0,
-            counters=[counter] if has_gap and counter is not None else None,
-            ack_level=self._ack_level,
-            priority=priority,
-        )
-        for dot in clock:
-            lane.sent_clock[dot.origin] = dot.counter
-        for row, delta in enumerate(deltas):
-            self._heads[delta.namespace, delta.vector_id] = batch.dot(row)
-            self._heads.move_to_end((delta.namespace, delta.vector_id))
-        while len(self._heads) > HEADS_MAX:
-            self._heads.popitem(last=False)
-        return batch
-
-    def _find_clock_changes(self, lane: _Lane, deltas: Sequence[Delta]) -> list[Dot]:
-        """Return the last deltas of these vectors under other priorities, unless a clock has named them."""
-        changed: dict[int, int] = {}
-        for delta in deltas:
-            head = self._heads.get((delta.namespace, delta.vector_id))
-            if head is None or head.origin == lane.origin:
-                continue
-            if head.counter > changed.get(head.origin, lane.sent_clock.get(head.origin, 0)):
-                changed[head.origin] = head.counter
-        return [Dot(origin, counter) for origin, counter in changed.items()]
-
     def _check_capacity(self) -> None:
-        if self.in_flight_batches >= IN_FLIGHT_BATCHES_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
-            raise Refused(
-                ErrorCode.QUEUE_FULL,
-                f"producer {self.name!r} has {self.in_flight_batches} of {IN_FLIGHT_BATCHES_MAX} batches and "
-                f"{self._in_flight_bytes} of {IN_FLIGHT_BYTES_MAX} bytes unacknowledged: await some receipts "
-                "first",
-                retry_after_ms=10,
-                details={"depth": self.in_flight_batches, "capacity": IN_FLIGHT_BATCHES_MAX},
+        count = sum([len(lane.unacked) for lane in self._lanes.values()])
+        if count >= IN_FLIGHT_BATCHES_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
+            check_in_flight(
+                self.name,
+                "batches",
+                count=self.in_flight_batches,
+                count_max=IN_FLIGHT_BATCHES_MAX,
+                size=self._in_flight_bytes,
+                size_max=IN_FLIGHT_BYTES_MAX,
             )
 
 
@@ -373,12 +334,12 @@ def _withdraw(entry: _UnackedBatch | None) -> None:
     It takes effect only if it is in the log by now.
     """
     if entry is not None and not entry.receipt.withdraw():
-        entry.withdrawn = entry.withdrawn or not entry.receipt.acknowledged
+        entry.is_withdrawn = entry.is_withdrawn or not entry.receipt.acknowledged
 
 
-def _previous_counter(batch: Batch) -> int:
-    """Return the counter of its origin before a batch; counters in between went to other priorities."""
-    return batch.previous if batch.has_gaps else batch.base - 1
+def _is_open(lane: _Lane, entry: _UnackedBatch) -> bool:
+    """True unless the dots of a refused batch were processed since, for instance as no-ops."""
+    return lane.unacked.get(entry.batch.base) is entry
 
 
 def _parent_key(dependency: Receipt | Dependency) -> Dot | bytes:

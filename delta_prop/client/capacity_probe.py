@@ -53,7 +53,7 @@ class CapacityProbe:
         if self.refusal is None:
             return senders
         senders = list(senders)
-        refused = [sender for sender in senders if sender.retries.batches]
+        refused = [sender for sender in senders if sender.retries]
         return [min(refused, key=_first_send_order)] if refused else senders
 
     def on_sent(self, unacked: UnackedBatch, now: float) -> None:
@@ -84,4 +84,4 @@ class CapacityProbe:
 
 
 def _first_send_order(sender: SequenceSender) -> int:
-    return sender.retries.batches[0].send_order
+    return sender.retries[0].send_order

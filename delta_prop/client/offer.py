@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgpack
 
+from delta_prop.calls.argument_checks import with_parents
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop_wire.delta import Delta, Dot, Source, create, dense
 from delta_prop_wire.delta import Kind as _Kind
@@ -189,6 +190,29 @@ class Offer:
         self.done = True
         self.deltas, self.columns, self.unacked_batch = (), None, None
         self.listener.on_outcome(outcome)
+
+
+def make_offer(
+    priority: Priority,
+    deltas: Sequence[Delta],
+    listener: OutcomeListener,
+    after: Sequence[PendingDot | Dot | bytes],
+    *,
+    columns: Columns | Block | None,
+    counter: int | None,
+    opaque_only: bool,
+) -> Offer:
+    """Return the offer of a call; known names in `after` become parents. Raises InvalidDelta."""
+    parents = [cause for cause in after if not isinstance(cause, PendingDot)]
+    return Offer(
+        priority,
+        with_parents(deltas, parents) if len(deltas) and parents else deltas,
+        listener,
+        columns=columns,
+        after=[cause for cause in after if isinstance(cause, PendingDot)],
+        counter=counter,
+        is_opaque_only=opaque_only and not after,
+    )
 
 
 class OutcomeJoiner:

@@ -17,7 +17,6 @@ from delta_prop.calls.argument_checks import (
     dependency_key,
     timeout_or_default,
     validate,
-    with_parents,
 )
 from delta_prop.calls.outcomes import OfferState, PublishAck
 from delta_prop.calls.receipt import Receipt
@@ -25,7 +24,7 @@ from delta_prop.client.arguments import parse_member
 from delta_prop.client.change_signal import ChangeSignal
 from delta_prop.client.closing import close_tasks
 from delta_prop.client.connector import Connector
-from delta_prop.client.offer import Columns, Offer
+from delta_prop.client.offer import Columns, Offer, make_offer
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.client.refusals import offers_unacked, timed_out
@@ -241,7 +240,6 @@ class Producer:
         A cancelled call withdraws its deltas unless they are in flight.
         """
         state = self._producer_state
-        state = self._producer_state
         may_coalesce = len(deltas) == 1 and not after and timeout_s is None and not state.can_split
         delta = deltas[0] if may_coalesce else None
         if type(delta) is Delta and core_mode.core.is_opaque_only(delta) and self._state == "open":
@@ -345,19 +343,10 @@ class Producer:
             raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `async with`")
         if self._producer_state.can_split and counter is None:
             raise UsageError(f"producer {self.name!r} is numbered: use offer_numbered")
-        parents, pending_dots = _resolve_after(after)
-        if len(deltas) and parents:
-            deltas = with_parents(deltas, parents)
+        causes = [_find_cause(cause) for cause in after]
         receipt = _OfferReceipt(self._changes)
-        opaque_only = opaque_only and not after
-        offer = Offer(
-            priority,
-            deltas,
-            receipt,
-            columns=columns,
-            after=pending_dots,
-            counter=counter,
-            is_opaque_only=opaque_only,
+        offer = make_offer(
+            priority, deltas, receipt, causes, columns=columns, counter=counter, opaque_only=opaque_only
         )
         self._producer_state.offer(offer, self._now())
         receipt.item = offer
@@ -415,18 +404,10 @@ class _OfferReceipt(Receipt):
         self._changes.notify()
 
 
-def _resolve_after(after: Sequence[Receipt | Dependency]) -> tuple[list[Dot | bytes], list[PendingDot]]:
-    """Return the dependencies: known names, and the pending dots of this producer's offers.
-
-    Raises UsageError.
-    """
-    parents: list[Dot | bytes] = []
-    pending_dots: list[PendingDot] = []
-    for cause in after:
-        if not isinstance(cause, Receipt):
-            parents.append(dependency_key(cause))
-        elif isinstance(cause.item, Offer):
-            pending_dots.append(cause.item.pending_dot)
-        else:
-            parents.append(dependency_key(cause.result()))
-    return parents, pending_dots
+def _find_cause(cause: Receipt | Dependency) -> PendingDot | Dot | bytes:
+    """Return the name of a delta that must come first, or its pending dot. Raises UsageError."""
+    if isinstance(cause, Receipt):
+        if isinstance(cause.item, Offer):
+            return cause.item.pending_dot
+        cause = cause.result()
+    return dependency_key(cause)

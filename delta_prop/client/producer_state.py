@@ -22,6 +22,7 @@ from delta_prop.client.service_identity import ServiceIdentity
 from delta_prop.client.splitting import split_around, split_rows
 from delta_prop.client.unacked_offers import UnackedOffers
 from delta_prop.delivery.backpressure.advice import Advice
+from delta_prop.producing.origin_sequence import IN_FLIGHT_BYTES_MAX, check_in_flight
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Priority
 from delta_prop_wire.errors import Refused, UsageError
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Ack, Backpressure, Nack, Welcome
 
 IN_FLIGHT_OFFERS_MAX = 10_000
-IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
 BATCH_DELTAS_MAX = 1_000
 BATCH_BYTES_MAX = 256 * 1024
 FAULTS_MAX = 5
@@ -100,7 +100,7 @@ class ProducerState:
 
     def watermark(self, priority: Priority) -> int:
         """Return the counter up to which the service had processed this producer's deltas at the welcome."""
-        return self._senders.all[priority].claim.watermark
+        return self._senders.all[priority].watermark
 
     # --- offers
 
@@ -116,14 +116,14 @@ class ProducerState:
 
     def check_capacity(self) -> None:
         """Raise Refused (QUEUE_FULL) if too much has no outcome yet."""
-        if not self.has_capacity:
-            raise Refused(
-                ErrorCode.QUEUE_FULL,
-                f"producer {self.name!r} has {self._unacked.calls} of {IN_FLIGHT_OFFERS_MAX} calls and "
-                f"{self._unacked.bytes} of {IN_FLIGHT_BYTES_MAX} bytes unacknowledged: await receipts first",
-                retry_after_ms=10,
-                details={"depth": self._unacked.calls, "capacity": IN_FLIGHT_OFFERS_MAX},
-            )
+        check_in_flight(
+            self.name,
+            "calls",
+            count=self._unacked.calls,
+            count_max=IN_FLIGHT_OFFERS_MAX,
+            size=self._unacked.bytes,
+            size_max=IN_FLIGHT_BYTES_MAX,
+        )
 
     def offer(self, offer: Offer, now: float) -> None:
         """Add an offer. Raises Refused, UsageError: then nothing was added."""
@@ -203,7 +203,7 @@ class ProducerState:
 
     def claim_new_origins(self) -> tuple[OriginClaim, ...]:
         """Return the origins that are written to and not claimed yet on this connection."""
-        return self._claim([sender for sender in self._senders.used if not sender.claim.is_claimed])
+        return self._claim([sender for sender in self._senders.used if not sender.is_claimed])
 
     def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
         """Note that a hello was answered: resend all that is open. Raises UsageError, Refused."""
@@ -218,7 +218,7 @@ class ProducerState:
         self.counts.lost += lost_count
         for sender in senders:
             sender.requeue_all(lost=lost_count > 0, is_lost=self._senders.is_lost)
-            for unacked in reversed(sender.retries.batches.copy()):
+            for unacked in reversed(sender.retries.copy()):
                 is_dropped = any(offer.is_dropped for _, offer in unacked.offers)
                 if is_dropped and not unacked.is_maybe_stored and not unacked.is_withdrawn:
                     self._withdraw(unacked)
@@ -229,7 +229,7 @@ class ProducerState:
         self._probe.on_disconnect()
         self.advice.clear()
         for sender in self._senders.all:
-            sender.claim.is_claimed = sender.claim.is_granted = False
+            sender.is_claimed = sender.is_granted = False
             for unacked in sender.unacked.values():
                 unacked.is_maybe_stored = unacked.is_maybe_stored or unacked.sequence > 0
                 unacked.sequence = 0
@@ -272,9 +272,9 @@ class ProducerState:
         """Return the seconds until `next_frame` may return a frame; None: not before an answer or offer."""
         if not any(sender.is_busy for sender in self._senders.used):
             return None
-        senders = [sender for sender in self._senders.used if sender.claim.is_granted]
-        waits_s = [max(sender.retries.not_before - now, 0.0) for sender in senders if sender.retries.batches]
-        waits_s += [0.0 for sender in senders if sender.waiting and not sender.retries.batches]
+        senders = [sender for sender in self._senders.used if sender.is_granted]
+        waits_s = [max(sender.retry_at - now, 0.0) for sender in senders if sender.retries]
+        waits_s += [0.0 for sender in senders if sender.waiting and not sender.retries]
         held_s = max(self.advice.wait_s(now), self._probe.wait_s(now))
         if held_s > 0:
             return held_s
@@ -288,7 +288,7 @@ class ProducerState:
         for unacked in self._in_flight.take_acked(ack):
             has_outcome = True
             self._probe.on_answered(unacked)
-            unacked.sender.retries.backoff.reset()
+            unacked.sender.backoff.reset()
             self._settle_acked(unacked)
         if has_outcome:
             self._faults = 0
@@ -309,12 +309,11 @@ class ProducerState:
 
     # --- offers, inside
 
-    @staticmethod
-    def _check_counter(sender: SequenceSender, counter: int | None, count: int) -> None:
-        last = sender.counters.last_numbered
+    def _check_counter(self, sender: SequenceSender, counter: int | None, count: int) -> None:
+        last = sender.last_numbered
         if counter is None and last is None:
             return
-        if sender.is_used and (counter is None) != (last is None):
+        if sender in self._senders.used and (counter is None) != (last is None):
             raise UsageError(
                 f"priority {sender.priority.name.lower()}: some deltas have a counter, some none: number all "
                 "of a priority's deltas, or none"
@@ -324,7 +323,7 @@ class ProducerState:
                 f"counter {counter}: not above {last or 0}, the last one, or too large: give rising counters "
                 "within a priority"
             )
-        sender.counters.last_numbered = None if counter is None else counter + count - 1
+        sender.last_numbered = None if counter is None else counter + count - 1
 
     def _start_coalescing(self, delta: Delta, now: float, listener: OutcomeListener) -> CoalescedCalls | None:
         """Return an offer that this call and later ones join until it is drawn or another offer comes."""
@@ -404,8 +403,8 @@ class ProducerState:
 
     def _claim(self, senders: Sequence[SequenceSender]) -> tuple[OriginClaim, ...]:
         for sender in senders:
-            sender.claim.is_claimed = True
-        return tuple(OriginClaim(sender.origin, sender.claim.epoch) for sender in senders)
+            sender.is_claimed = True
+        return tuple(OriginClaim(sender.origin, sender.epoch) for sender in senders)
 
     def _raise_refusal(self, refusal: Refused) -> NoReturn:
         """Raise the error for a refused hello or connection."""
@@ -420,9 +419,8 @@ class ProducerState:
     # --- sending, inside
 
     def _next_batch_of(self, sender: SequenceSender, now: float) -> UnackedBatch | None:
-        retries = sender.retries
-        if retries.batches:
-            return retries.batches.pop(0) if now >= retries.not_before else None
+        if sender.retries:
+            return sender.take_retry() if now >= sender.retry_at else None
         self._open_calls = None
         while True:
             unacked = sender.draw_batch(
@@ -456,7 +454,7 @@ class ProducerState:
 
     def _settle_acked(self, unacked: UnackedBatch) -> None:
         """Settle the acknowledged offers. Coalesced calls take the fast path if one range covers all rows."""
-        unacked.sender.settle_batch(unacked)
+        unacked.sender.remove(unacked)
         offset = contiguous_offset(unacked)
         if offset is None:
             self._split_all_calls(unacked)
@@ -504,7 +502,7 @@ class ProducerState:
         is_first = unacked is next(iter(sender.unacked.values()))
         if refusal.code is ErrorCode.DEP_TIMEOUT and is_first and not batch.clock and not batch.parents:
             raise Reconnect(0.0, refusal)  # it follows processed deltas only: a hello reports which exist
-        wait_s = sender.retries.backoff.next_s(sample)
+        wait_s = sender.backoff.next_s(sample)
         if self.can_split and refusal.code is ErrorCode.DEP_TIMEOUT:  # a part waits for the other parts
             wait_s = 0.001
         elif refusal.retry_after_ms is not None:
@@ -515,7 +513,7 @@ class ProducerState:
 
     def _settle_processed(self, unacked: UnackedBatch, refusal: Refused) -> None:
         """Report the outcome of dots that were processed before."""
-        unacked.sender.settle_batch(unacked)
+        unacked.sender.remove(unacked)
         unacked.acked_ranges.clear()
         if unacked.is_outcome_query and refusal.code is ErrorCode.DOT_REUSED:
             refusal = dot_used_before(refusal)
@@ -537,7 +535,7 @@ class ProducerState:
                 self._split_offer(unacked, offer, rows - row)
                 break
         parts = unacked.split_at(rows)
-        if parts[0].batch.last <= unacked.sender.claim.former_watermark:
+        if parts[0].batch.last <= unacked.sender.former_watermark:
             parts[0].make_outcome_query()
         unacked.sender.replace_batch(unacked, parts)
         return parts
@@ -563,7 +561,7 @@ class ProducerState:
 
     def _settle_final(self, unacked: UnackedBatch, refusal: Refused) -> None:
         """Report the final refusal to the offer at fault; requeue the others, whose dots are used up."""
-        unacked.sender.settle_batch(unacked)
+        unacked.sender.remove(unacked)
         offers = unacked.offers
         must_isolate = len(offers) > 1 and refusal.row is None  # the refusal does not name the offer at fault
         requeued = []
@@ -592,9 +590,9 @@ class ProducerState:
         """
         self._split_all_calls(unacked)
         if self.can_split and unacked.batch.count > 1:
-            unacked.sender.retries.batches.remove(unacked)
+            unacked.sender.retries.remove(unacked)
             for part in split_rows(unacked):
-                unacked.sender.schedule_retry(part, unacked.sender.retries.not_before)
+                unacked.sender.schedule_retry(part, unacked.sender.retry_at)
                 if part.offers[0][1].is_dropped:
                     part.withdraw()
             return
@@ -605,8 +603,8 @@ class ProducerState:
                 requeued.append(offer)
         unacked.offers = [(row, offer) for row, offer in unacked.offers if offer.is_dropped]
         if unacked.is_outcome_query:
-            unacked.sender.settle_batch(unacked)
-            unacked.sender.retries.batches.remove(unacked)
+            unacked.sender.remove(unacked)
+            unacked.sender.retries.remove(unacked)
         else:
             unacked.withdraw()
         unacked.sender.requeue_offers(requeued)

@@ -45,7 +45,7 @@ class Senders:
 
     def fair_order(self) -> Iterator[SequenceSender]:
         """Return the senders with something to send, those with the least virtual time first."""
-        senders = [sender for sender in self.used if sender.claim.is_granted and sender.is_busy]
+        senders = [sender for sender in self.used if sender.is_granted and sender.is_busy]
         return iter(senders if len(senders) < 2 else sorted(senders, key=_virtual_time))
 
     def add(self, sender: SequenceSender, offer: Offer) -> None:
@@ -58,15 +58,16 @@ class Senders:
             lowest = min((other.virtual_time for other in used if other.is_busy), default=0.0)
             sender.virtual_time = max(sender.virtual_time, lowest)
         sender.waiting.append(offer)
-        sender.is_used = True
 
     def apply_grant(self, sender: SequenceSender, grant: OriginGrant) -> int:
-        """Note a grant; return the number of counters that the service has lost."""
-        after, until = sender.on_grant(grant.epoch, grant.watermark)
-        if until <= after:
-            return 0
-        self._lost.setdefault(sender.origin, []).append((after, until))
-        return until - after
+        """Note a grant; return the number of counters that the service has lost. Call `requeue_all` of each
+        sender once all are granted.
+        """
+        sender.is_granted = True
+        until = sender.grant(grant.epoch, grant.watermark)
+        if until > grant.watermark:
+            self._lost.setdefault(sender.origin, []).append((grant.watermark, until))
+        return until - grant.watermark
 
     def is_lost(self, dot: Dot) -> bool:
         """True if the service has lost the delta after it acknowledged it."""

@@ -6,7 +6,6 @@ that grants another epoch, or has lost acknowledged deltas, gets the same dots i
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +15,8 @@ import numpy as np
 from delta_prop.calls.argument_checks import with_parents
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.offer import Columns
-from delta_prop.client.sent_clocks import SentClocks, highest_dots
+from delta_prop.producing.origin_sequence import OriginSequence, SentBatch
+from delta_prop.producing.sent_clocks import highest_dots
 from delta_prop_wire.block import Block
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation
@@ -35,25 +35,21 @@ QUERY_EPOCH = 0
 _NOT_FINITE = Operation(Kind.OFFSET, np.array([np.nan], np.float32))
 
 
-class UnackedBatch:
-    """A batch without an outcome. `offers`: (first row, offer) in order.
+class UnackedBatch(SentBatch):
+    """A batch of a client without an outcome. `offers`: (first row, offer) in order.
 
     `sequence`: that of its first row on this connection, 0 while not in flight. `is_maybe_stored`: the
-    service may have it. `is_withdrawn`: its offers were dropped, so it is sent with rows that are finally
-    refused. `is_outcome_query`: an earlier run of the producer sent its dots; the batch queries their
-    outcome. `is_origin_unknown`: the service once did not know its origin, in spite of a hello.
-    `send_order`: the number of batches sent before its first send. `split_count`: the number of splits that
-    led to it. `acked_ranges`: of each acknowledged range (first row, last row, offset of the first row or
-    None, True if duplicate).
+    service may have it. A withdrawn batch is sent with rows that are finally refused. `is_origin_unknown`:
+    the service once did not know its origin, in spite of a hello. `send_order`: the number of batches sent
+    before its first send. `split_count`: the number of splits that led to it. `acked_ranges`: of each
+    acknowledged range (first row, last row, offset of the first row or None, True if duplicate).
     """
 
     __slots__ = (
         "acked_ranges",
-        "batch",
         "is_maybe_stored",
         "is_origin_unknown",
         "is_outcome_query",
-        "is_withdrawn",
         "offers",
         "send_count",
         "send_order",
@@ -63,13 +59,12 @@ class UnackedBatch:
     )
 
     def __init__(self, sender: SequenceSender, batch: Batch, offers: list[tuple[int, Offer]]) -> None:
+        super().__init__(batch)
         self.sender = sender
-        self.batch = batch
         self.offers = offers
         self.sequence = 0
         self.send_count = 0
         self.is_maybe_stored = False
-        self.is_withdrawn = False
         self.is_outcome_query = False
         self.is_origin_unknown = False
         self.split_count = 0
@@ -80,11 +75,6 @@ class UnackedBatch:
     def source(self) -> Source:
         """The source of the deltas, where no hello names it."""
         return self.offers[0][1].source
-
-    @property
-    def previous_counter(self) -> int:
-        """The counter that precedes the first row in its origin."""
-        return self.batch.previous if self.batch.has_gaps else self.batch.base - 1
 
     def replace_offer(self, offer: Offer, parts: Sequence[Offer]) -> None:
         """Replace one of the offers by `parts`, one per row."""
@@ -99,7 +89,7 @@ class UnackedBatch:
     def withdraw(self) -> None:
         """Make the rows invalid, so that the service finally refuses them: they were dropped, not logged."""
         self.is_withdrawn = True
-        self.re_encode(self.batch.epoch, self.previous_counter, self.batch.clock, _never_lost)
+        self.re_encode(self.batch.epoch, self.previous_counter, self.batch.clock, lambda _dot: False)
 
     def re_encode(
         self, epoch: int, previous: int, clock: Iterable[Dot], is_lost: Callable[[Dot], bool]
@@ -166,100 +156,33 @@ def _slice(batch: Batch, rows: range, previous: int, *, epoch: int | None = None
     )
 
 
-class Claim:
-    """A producer's right to an origin. `watermark`: the service has processed the counters up to it."""
-
-    __slots__ = ("epoch", "former_watermark", "is_claimed", "is_granted", "was_granted", "watermark")
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.watermark = 0
-        self.former_watermark = 0  # that of the first grant; an earlier run sent the counters up to it
-        self.was_granted = False  # a hello was answered once
-        self.is_claimed = False  # on this connection
-        self.is_granted = False  # granted on this connection
-
-
-class Counters:
-    """The counters of an origin. `next`: the next one to draw; `previous`: the last one in use before it.
+class SequenceSender(OriginSequence[UnackedBatch]):
+    """One origin on the network: also the offers that have no dots yet, and the right to the origin.
 
     `queried`: the last counter of the newest outcome query. `last_numbered`: the last counter of the
-    caller's; None: counters are drawn.
+    caller's; None: counters are drawn. `retry_at`: until then no batch is sent again.
     """
-
-    __slots__ = ("last_numbered", "next", "previous", "queried")
-
-    def __init__(self) -> None:
-        self.next = 1
-        self.previous = 0
-        self.queried = 0
-        self.last_numbered: int | None = None
-
-
-class RetryQueue:
-    """Batches to send again at `not_before`, in the order of their counters, before anything new."""
-
-    __slots__ = ("backoff", "batches", "not_before")
-
-    def __init__(self) -> None:
-        self.batches: list[UnackedBatch] = []
-        self.not_before = 0.0
-        self.backoff = Backoff(first_s=0.005, max_s=1.0)
-
-    def add(self, unacked: UnackedBatch, not_before: float) -> None:
-        """Add a batch; the queue waits until the latest time given."""
-        insort(self.batches, unacked, key=_base)
-        self.not_before = max(self.not_before, not_before)
-
-
-class SequenceSender:
-    """One origin: what waits to be sent under its dots, and what has no outcome yet."""
 
     def __init__(self, origin: int, priority: Priority, *, can_split: bool = False) -> None:
         """`can_split`: numbered offers may share batches, because a refused batch is split."""
-        self.origin = origin
-        self.priority = priority
+        super().__init__(origin, priority)
         self._can_split = can_split
-        self.claim = Claim()
-        self.counters = Counters()
-        self.clocks = SentClocks()
+        self.is_claimed = False  # on this connection
+        self.is_granted = False  # on this connection
+        self.queried = 0
+        self.last_numbered: int | None = None
         self.waiting: deque[Offer] = deque()
         self.unencodable: list[tuple[Offer, Refused]] = []
-        self.unacked: dict[int, UnackedBatch] = {}  # by the counter of the first row
-        self.retries = RetryQueue()
-        self.is_used = False
+        self.retry_at = 0.0
+        self.backoff = Backoff(first_s=0.005, max_s=1.0)
         self.virtual_time = 0.0  # rows sent, divided by the priority's weight; the least sends first
 
     @property
     def is_busy(self) -> bool:
         """True while something waits to be sent."""
-        return bool(self.waiting or self.retries.batches)
+        return bool(self.waiting or self.retries)
 
     # --- granted
-
-    def on_grant(self, epoch: int, watermark: int) -> tuple[int, int]:
-        """Note a grant; return the lost counters as (after, until): those above `after`, up to `until`.
-
-        Call `requeue_all` once all senders are granted.
-        """
-        claim, counters = self.claim, self.counters
-        is_first = not claim.was_granted  # the epoch of a staged part is always 0
-        claim.was_granted = claim.is_granted = True
-        claim.epoch, claim.watermark = epoch, watermark
-        if is_first:
-            claim.former_watermark = counters.previous = watermark
-            counters.next = watermark + 1
-            return (0, 0)
-        counters.next = max(counters.next, watermark + 1)
-        first_unacked = next(
-            (
-                unacked.batch.base
-                for unacked in self.unacked.values()
-                if unacked.batch.last > watermark and not unacked.is_outcome_query
-            ),
-            counters.next,
-        )
-        return (watermark, max(first_unacked - 1, watermark))
 
     def requeue_all(self, *, lost: bool, is_lost: Callable[[Dot], bool]) -> None:
         """Requeue all batches without an outcome, in order.
@@ -269,21 +192,20 @@ class SequenceSender:
         """
         if lost:
             self.clocks.owe_processed()
-        watermark, epoch = self.claim.watermark, self.claim.epoch
-        previous = watermark
-        self.retries.batches = sorted(self.unacked.values(), key=_base)
-        self.retries.not_before = 0.0
-        for unacked in self.retries.batches:
+        previous = self.watermark
+        self.retry_at = 0.0
+        for unacked in self.requeue():
             unacked.sequence = 0
             unacked.acked_ranges.clear()
             batch = unacked.batch
-            unacked.is_maybe_stored = batch.base <= watermark and not unacked.is_outcome_query
+            unacked.is_maybe_stored = batch.base <= self.watermark and not unacked.is_outcome_query
             if unacked.is_maybe_stored or unacked.is_outcome_query:
                 continue
-            if batch.epoch != epoch or unacked.previous_counter != previous or lost:
-                unacked.re_encode(epoch, previous, [*batch.clock, *self.clocks.take_owed()], is_lost)
+            if batch.epoch != self.epoch or unacked.previous_counter != previous or lost:
+                clock = [*batch.clock, *self.clocks.take_owed()]
+                unacked.re_encode(self.epoch, previous, clock, is_lost)
             previous = batch.last
-        self.counters.previous = max(previous, watermark)
+        self.previous_counter = max(previous, self.watermark)
 
     # --- batches
 
@@ -299,33 +221,27 @@ class SequenceSender:
             return None
         first = offers[0]
         offers_by_row = _with_first_rows(offers)
-        clock = self.clocks.make(offers, is_lost)
-        claim, counters = self.claim, self.counters
-        base, previous = counters.next, counters.previous
-        is_outcome_query = (
-            first.counter is not None and first.counter + first.count - 1 <= claim.former_watermark
-        )
+        predecessors = (dot for offer in offers for dot in offer.predecessors)
+        clock = self.clocks.make(predecessors, is_lost)
+        base, previous, epoch, is_outcome_query = self.next_counter, self.previous_counter, self.epoch, False
         if first.counter is not None:
             base = first.counter
+            is_outcome_query = base + first.count - 1 <= self.former_watermark
             if is_outcome_query:
-                previous = counters.queried
+                previous, epoch = self.queried, QUERY_EPOCH
             elif base <= previous:
                 # The watermark is inside a block, which is then refused with OVERLAP and split.
                 previous = base - 1
-        epoch = QUERY_EPOCH if is_outcome_query else claim.epoch
         try:
             batch = self._encode(offers, base, previous, epoch=epoch, clock=clock, level=level)
         except Refused as refusal:
             self._isolate_oversized(offers, refusal)
             return None
-        self.clocks.on_drawn(clock)
         unacked = UnackedBatch(self, batch, offers_by_row)
-        unacked.is_outcome_query = is_outcome_query
         if is_outcome_query:
-            counters.queried = batch.last
-        else:
-            counters.previous, counters.next = batch.last, batch.last + 1
-        self.unacked[batch.base] = unacked
+            unacked.is_outcome_query = True
+            self.queried = batch.last
+        self.draw(unacked, clock)
         for row, offer in offers_by_row:
             offer.mark_encoded(unacked)
             offer.pending_dot.counter = batch.counter(row + offer.count - 1)
@@ -350,19 +266,14 @@ class SequenceSender:
         """Resend a batch at `not_before` or later, and nothing new before it."""
         unacked.sequence, unacked.is_maybe_stored = 0, False
         unacked.acked_ranges.clear()
-        self.retries.add(unacked, not_before)
+        self.add_retry(unacked)
+        self.retry_at = max(self.retry_at, not_before)
 
     def replace_batch(self, unacked: UnackedBatch, parts: Iterable[UnackedBatch]) -> None:
         """Replace a batch without an outcome by `parts`, which have its rows."""
         del self.unacked[unacked.batch.base]
         self.unacked.update((part.batch.base, part) for part in parts)
         self.unacked = dict(sorted(self.unacked.items()))
-
-    def settle_batch(self, unacked: UnackedBatch) -> None:
-        """Remove a batch that has its outcome, or whose dots are used up."""
-        del self.unacked[unacked.batch.base]
-        if unacked.batch.clock:
-            self.clocks.on_processed(unacked.batch.clock)
 
     # --- helpers
 
@@ -387,7 +298,7 @@ class SequenceSender:
         """True if the offer must have its own batch, for instance if an earlier run sent its counter."""
         counter = offer.counter
         return offer.is_single or (
-            counter is not None and (counter <= self.claim.former_watermark or not self._can_split)
+            counter is not None and (counter <= self.former_watermark or not self._can_split)
         )
 
     def _isolate_oversized(self, offers: Sequence[Offer], refusal: Refused) -> None:
@@ -447,17 +358,14 @@ class SequenceSender:
             )
             if batch is not None:
                 return batch
-        deltas = _collect_deltas(offers)
-        return encode_batch(
-            deltas,
-            origin=self.origin,
+        return self.encode(
+            _collect_deltas(offers),
             base=base,
-            epoch=epoch,
             clock=clock,
-            previous=previous if counters is not None else 0,
+            level=level,
+            epoch=epoch,
+            previous=previous,
             counters=counters,
-            ack_level=level,
-            priority=self.priority,
         )
 
 
@@ -496,11 +404,3 @@ def _drop_lost_parents(delta: Delta, is_lost: Callable[[Dot], bool]) -> Delta:
         return delta
     parents = (parent for parent in delta.parents if isinstance(parent, bytes) or not is_lost(parent))
     return replace(delta, parents=tuple(parents))
-
-
-def _never_lost(_dot: Dot) -> bool:
-    return False
-
-
-def _base(unacked: UnackedBatch) -> int:
-    return unacked.batch.base

@@ -20,14 +20,13 @@ from delta_prop.calls.argument_checks import (
     dependency_key,
     timeout_or_default,
     validate,
-    with_parents,
 )
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.arguments import check_connection, parse_member, settings_or_default
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
-from delta_prop.client.offer import Columns, Offer
+from delta_prop.client.offer import Columns, Offer, make_offer
 from delta_prop.client.outage import Outage
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.refusals import offers_unacked, timed_out
@@ -300,19 +299,10 @@ class SyncProducer:
     ) -> SyncReceipt:
         if self._state != "open":
             raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `with`")
-        parents, pending_dots = _resolve_after(after)
-        if len(deltas) and parents:
-            deltas = with_parents(deltas, parents)
+        causes = [_find_cause(cause) for cause in after]
         receipt = SyncReceipt(self)
-        opaque_only = opaque_only and not after
-        offer = receipt.offer = Offer(
-            priority,
-            deltas,
-            receipt,
-            columns=columns,
-            after=pending_dots,
-            counter=counter,
-            is_opaque_only=opaque_only,
+        offer = receipt.offer = make_offer(
+            priority, deltas, receipt, causes, columns=columns, counter=counter, opaque_only=opaque_only
         )
         if not self._producer_state.has_capacity:
             self._run_until(lambda: self._producer_state.has_capacity, limit_s)
@@ -580,15 +570,10 @@ def _read_first_bytes(sock: ssl.SSLSocket, error: ssl.SSLError) -> bytes:
     return b""
 
 
-def _resolve_after(after: Sequence[SyncReceipt | Dependency]) -> tuple[list[Dot | bytes], list[PendingDot]]:
-    """Return the dependencies: known names, and the pending dots of this producer's offers."""
-    parents: list[Dot | bytes] = []
-    pending_dots: list[PendingDot] = []
-    for cause in after:
-        if not isinstance(cause, SyncReceipt):
-            parents.append(dependency_key(cause))
-        elif cause.outcome is None and cause.offer is not None:
-            pending_dots.append(cause.offer.pending_dot)
-        else:
-            parents.append(dependency_key(cause.result()))
-    return parents, pending_dots
+def _find_cause(cause: SyncReceipt | Dependency) -> PendingDot | Dot | bytes:
+    """Return the name of a delta that must come first, or its pending dot."""
+    if isinstance(cause, SyncReceipt):
+        if cause.outcome is None and cause.offer is not None:
+            return cause.offer.pending_dot
+        cause = cause.result()
+    return dependency_key(cause)

@@ -8,33 +8,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delta_prop.producing.last_dots import LastDots
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from delta_prop.client.offer import Offer, PendingDot
     from delta_prop.client.sequence_sender import SequenceSender
 
-HEADS_MAX = 100_000
-
 
 class VectorOrder:
-    """The newest dot of each of the `HEADS_MAX` vectors that were offered last.
+    """The newest dot of each of the vectors that were offered last.
 
     Tracking starts when there are two senders, or when the caller numbers its deltas.
     """
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[str, str], PendingDot] | None = None
+        self._last_dots: LastDots[PendingDot] | None = None
 
     def stays_untracked(self, sender: SequenceSender, senders: Sequence[SequenceSender]) -> bool:
         """True if nothing is tracked, and an offer of `sender` without a counter would not start it."""
-        if self._heads is not None or sender.counters.last_numbered is not None:
+        if self._last_dots is not None or sender.last_numbered is not None:
             return False
         return not senders or (len(senders) == 1 and senders[0] is sender)
 
     def starts_tracking(self, offer: Offer, senders: Sequence[SequenceSender]) -> bool:
         """True if tracking starts with this offer."""
-        if self._heads is not None:
+        if self._last_dots is not None:
             return False
         if offer.is_block:
             return False
@@ -44,21 +44,15 @@ class VectorOrder:
 
     def track(self, offer: Offer, senders: Sequence[SequenceSender]) -> None:
         """Set an offer's `predecessors`. `senders`: those in use before it."""
-        if self._heads is None:
+        if self._last_dots is None:
             if not self.starts_tracking(offer, senders):
                 return
-            self._heads = _collect_heads(senders)
-        heads, own = self._heads, offer.pending_dot
-        predecessors: dict[PendingDot, None] = {}
-        for delta in () if offer.is_block else offer.decoded_deltas:
-            key = (delta.namespace, delta.vector_id)
-            head = heads.pop(key, None)
-            if head is not None and head.origin != own.origin:
-                predecessors[head] = None
-            heads[key] = own
-        while len(heads) > HEADS_MAX:
-            del heads[next(iter(heads))]
-        offer.predecessors = list(predecessors)
+            self._last_dots = LastDots(_collect_heads(senders))
+        if offer.is_block:
+            return
+        vectors = [(delta.namespace, delta.vector_id) for delta in offer.decoded_deltas]
+        offer.predecessors = self._last_dots.of_others(vectors, offer.pending_dot.origin)
+        self._last_dots.note(vectors, offer.pending_dot)
 
 
 def _collect_heads(senders: Iterable[SequenceSender]) -> dict[tuple[str, str], PendingDot]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -74,14 +74,6 @@ def line_of(delta: Delta) -> str:
     elif operation.values is not None:
         fields["vector"] = operation.values.tolist()
     return json.dumps(fields) + "\n"
-
-
-def fold(lines: Iterable[str]) -> ReferenceFold:
-    """Fold lines in order."""
-    folded = ReferenceFold()
-    for line in lines:
-        folded.add(line)
-    return folded
 
 
 def parse_logged_line(line: str) -> tuple[int, Fingerprint]:

@@ -8,6 +8,7 @@ directory is read.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -283,8 +284,7 @@ class JobFiles:
         return None if content is None else _unpack_progress(msgpack.unpackb(content))
 
     def _read_part(self, path: str, *, read_only: bool) -> FoundPart | None:
-        file = self.disk.open(path, read_only=read_only)
-        try:
+        with closing(self.disk.open(path, read_only=read_only)) as file:
             head_and_end = read_head(file)
             if head_and_end is None:
                 return None
@@ -295,8 +295,6 @@ class JobFiles:
                 file.truncate(end.byte_offset)
                 file.sync()
             return FoundPart(head, end)
-        finally:
-            file.close()
 
 
 def read_decision(disk: Disk, path: str) -> JobDecision:

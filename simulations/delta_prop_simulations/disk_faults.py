@@ -132,9 +132,7 @@ class Faults:
         partly: Callable[[], None] | None = None,
         failing: Callable[[], None] | None = None,
     ) -> T:
-        """Count a call and apply its effect. Instead of the effect, `partly` is called if the machine goes
-        off within the call, and `failing` if the call fails.
-        """
+        """Run and count a call; or `partly` if the machine goes off within it, or `failing` if it fails."""
         if self.is_off:
             raise SimCrash(f"the machine is off: {name} of {path!r} has no disk")
         self.calls += 1

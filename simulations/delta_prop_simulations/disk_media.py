@@ -250,9 +250,7 @@ class DirectoryMedia:
         self.changes.append(change)
 
     def sync(self, until: int | None = None) -> None:
-        """Write the changes up to number `until` to the media, all by default; a move is written in both
-        directories.
-        """
+        """Write the changes up to number `until`, or all, to the media; a move in both directories."""
         count = len(self.changes)
         if until is not None:
             count = sum(change.number <= until for change in self.changes)

@@ -208,10 +208,10 @@ def test_stored_batches_are_read_within_the_bounds_after_drops() -> None:
     assert (stored.start_offset, list(stored)) == (5, appended[2:])
     assert stored.bytes == sum(weight(logged.batch) for logged in appended[2:])
     large = 1 << 30
-    assert stored.read(5, 1 << 62, rows_max=100, bytes_max=large) == appended[2:]
-    assert stored.read(5, 1 << 62, rows_max=4, bytes_max=large) == appended[2:3]
-    assert stored.read(7, 1 << 62, rows_max=1, bytes_max=1) == appended[3:], "one batch may exceed the bounds"
-    assert stored.read(5, 1 << 62, rows_max=100, bytes_max=appended[2].batch.size + 1) == appended[2:3]
+    assert stored.read(5, 100, large) == appended[2:]
+    assert stored.read(5, 4, large) == appended[2:3]
+    assert stored.read(7, 1, 1) == appended[3:], "one batch may exceed the bounds"
+    assert stored.read(5, 100, appended[2].batch.size + 1) == appended[2:3]
     assert stored.held_from(4) is None
     assert stored.held_from(7) == (6, weight(appended[3].batch))
 

@@ -362,8 +362,8 @@ COMPRESSED = {
     for codec in Compression
 }
 """Compressed frames to read, each with the name of its uncompressed sample."""
-REQUEST_NAMES = {codec.request_type: codec.name for codec in requests._CODECS} | {
-    codec.response_type: codec.name for codec in requests._CODECS
+REQUEST_NAMES = {codec.request.made: codec.name for codec in requests._CODECS} | {
+    codec.response.made: codec.name for codec in requests._CODECS
 }
 """The name of a request, by the types of the request and of its response."""
 

@@ -87,7 +87,9 @@ class AckLevel(IntEnum):
 
 
 class ParentPosition(NamedTuple):
-    """A parent's position in another partition of its stream: the leader epoch and the offset there."""
+    """A parent named by its place in the log of another partition: the partition's number, the epoch of its
+    leader when it appended the parent, and the parent's offset.
+    """
 
     partition: int
     epoch: int

@@ -54,7 +54,7 @@ from delta_prop_wire.frames import (
     UnknownRequest,
     Welcome,
 )
-from delta_prop_wire.packing import blob, flag, list_of, mapping, one_of, record, text, truncate, uint
+from delta_prop_wire.packing import Fields, blob, flag, list_of, mapping, one_of, record, text, truncate, uint
 from delta_prop_wire.spec import BATCH_ROWS_MAX, COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
 from delta_prop_wire.topics import Topic
 
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop_wire.frames import Request, Response
-    from delta_prop_wire.packing import Fields
 
 ORIGINS_MAX = 1024
 TOPICS_MAX = 256
@@ -91,16 +90,54 @@ _read_page = blob(0, PAGE_BYTES_MAX)
 _read_version = uint(255, minimum=1)
 
 
-class _RequestCodec(NamedTuple):
-    """The name and newest version of a request, and the packers and readers for it and its response."""
+class _Member(NamedTuple):
+    """A field of a map, and the attribute of the same name, unless `attribute` names another.
+
+    `default`: the value of an absent field; without it, the field is required. `pack`: converts a value that
+    is not None. `is_sparse`: a value that packs to 0, False or nothing is left out.
+    """
 
     name: str
-    request_type: type
-    pack: Callable[[Any], dict[str, Any]]
-    unpack: Callable[[Fields], Request]
-    response_type: type
-    pack_response: Callable[[Any], dict[str, Any]]
-    unpack_response: Callable[[Fields], Response]
+    read: Callable[[Any], Any]
+    default: Any = ...
+    pack: Callable[[Any], Any] | None = None
+    is_sparse: bool = False
+    attribute: str | None = None
+
+
+class _MapCodec(NamedTuple):
+    """The members of one class of requests or responses, in the order in which they are packed."""
+
+    made: Callable[..., Any]
+    members: tuple[_Member, ...]
+
+    def pack(self, value: Any) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, _, _, pack, is_sparse, attribute in self.members:
+            content = getattr(value, attribute or name)
+            if pack is not None and content is not None:
+                content = pack(content)
+            if content is not None and (content or not is_sparse):
+                fields[name] = content
+        return fields
+
+    def unpack(self, fields: Fields) -> Any:
+        return self.made(
+            **{
+                attribute or name: fields.require(name, read)
+                if default is ...
+                else fields.get(name, read, default)
+                for name, read, default, _, _, attribute in self.members
+            }
+        )
+
+
+class _RequestCodec(NamedTuple):
+    """The name and newest version of a request, and the codecs of it and of its response."""
+
+    name: str
+    request: _MapCodec
+    response: _MapCodec
     version: int = REQUEST_VERSION
 
 
@@ -109,7 +146,9 @@ def pack_request(request: Request) -> dict[str, Any]:
     if isinstance(request, UnknownRequest):
         raise UsageError(f"request {request.name!r} is unknown: send one of {', '.join(_BY_NAME)}")
     codec = _BY_REQUEST_TYPE[type(request)]
-    return {"request": codec.name, "version": codec.version, **codec.pack(request)}
+    if isinstance(request, Subscription) and not request.topics:
+        raise UsageError("a subscription without topics: name at least one, or * for all")
+    return {"request": codec.name, "version": codec.version, **codec.request.pack(request)}
 
 
 def unpack_request(fields: Fields) -> Request:
@@ -121,21 +160,22 @@ def unpack_request(fields: Fields) -> Request:
     codec = _BY_NAME.get(name)
     if codec is None or version > codec.version:
         return UnknownRequest(name, version)
-    return codec.unpack(fields)
+    if codec.request.made is Subscription:
+        fields.require("topics", _read_topics)  # so that an error names them before any other field
+    request: Request = codec.request.unpack(fields)
+    return request
 
 
 def pack_response(response: Response) -> tuple[str, dict[str, Any]]:
     """Return the name of the request that a response answers, and the response's fields."""
     codec = _BY_RESPONSE_TYPE[type(response)]
-    return codec.name, {
-        name: value for name, value in codec.pack_response(response).items() if value is not None
-    }
+    return codec.name, codec.response.pack(response)
 
 
 def unpack_response(name: str, fields: Fields) -> Response | None:
     """Read the response to a request of that name; None if the name is unknown. Raises ProtocolError."""
     codec = _BY_NAME.get(name)
-    return None if codec is None else codec.unpack_response(fields)
+    return None if codec is None else codec.response.unpack(fields)
 
 
 def join_pages(pages: Sequence[Response]) -> Response:
@@ -156,50 +196,6 @@ def known_requests() -> dict[str, int]:
 # --- hello
 
 
-def _hello_fields(hello: Hello) -> dict[str, Any]:
-    return {
-        "features": list(hello.features) or None,
-        "token": hello.token,
-        "origins": list(hello.origins) or None,
-        "source": None if hello.source is Source.LOCAL else int(hello.source),
-        "client": None if hello.client is None else truncate(hello.client, NAME_BYTES_MAX),
-        "log_id": hello.log_id,
-        "job": hello.job,
-        "splits": hello.splits or None,
-    }
-
-
-def _unpack_hello(fields: Fields) -> Hello:
-    return Hello(
-        features=fields.get("features", _read_features, ()),
-        token=fields.get("token", text(TOKEN_BYTES_MAX), None),
-        origins=fields.get("origins", list_of(_read_claim, ORIGINS_MAX), ()),
-        source=fields.get("source", one_of(Source), Source.LOCAL),
-        client=fields.get("client", read_name, None),
-        log_id=fields.get("log_id", read_log_id, None),
-        job=fields.get("job", _read_job_part, None),
-        splits=fields.get("splits", flag, False),
-    )
-
-
-def _welcome_fields(welcome: Welcome) -> dict[str, Any]:
-    return {
-        "features": list(welcome.features),
-        "origins": list(welcome.origins),
-        "log": welcome.log,
-        "level": None if welcome.level is None else int(welcome.level),
-    }
-
-
-def _unpack_welcome(fields: Fields) -> Welcome:
-    return Welcome(
-        features=fields.get("features", _read_features, ()),
-        origins=fields.get("origins", list_of(_read_grant, ORIGINS_MAX), ()),
-        log=fields.get("log", read_cursor, None),
-        level=fields.get("level", one_of(AckLevel), None),
-    )
-
-
 def _read_grant(value: Any) -> OriginGrant:
     return OriginGrant(*record(read_u64, read_u32, read_offset)(value))
 
@@ -215,86 +211,18 @@ def _read_job_part(value: Any) -> JobPart:
 # --- subscribe
 
 
-def _subscription_fields(subscription: Subscription) -> dict[str, Any]:
-    if not subscription.topics:
-        raise UsageError("a subscription without topics: name at least one, or * for all")
-    return {
-        "subscription": subscription.subscription,
-        "topics": [topic.to_bytes() for topic in subscription.topics],
-        "start": _pack_start(subscription.start),
-        "credit": subscription.credit,
-        "batch_deltas_max": subscription.batch_deltas_max,
-        "wait_ms_max": subscription.wait_ms_max,
-        "group": subscription.group,
-        "member": subscription.member,
-        "filter": None if subscription.filter is None else _filter_fields(subscription.filter),
-        "deltas": subscription.deltas or None,
-        "stream": subscription.stream or None,
-        "partitions": [_pack_partition_start(entry) for entry in subscription.partitions] or None,
-    }
-
-
-def _unpack_subscription(fields: Fields) -> Subscription:
-    topics = fields.require("topics", list_of(_read_topic, TOPICS_MAX))
-    if not topics:
-        fields.refuse("topics", "is empty: name at least one")
-    return Subscription(
-        subscription=fields.require("subscription", read_u32),
-        topics=topics,
-        start=fields.get("start", _read_start, Start(StartAt.LATEST)),
-        credit=fields.get("credit", read_credit, None),
-        batch_deltas_max=fields.get("batch_deltas_max", _read_rows, 100),
-        wait_ms_max=fields.get("wait_ms_max", _read_wait, 10),
-        group=fields.get("group", read_name, None),
-        member=fields.get("member", read_log_id, None),
-        filter=_unpack_filter(fields.require_map("filter")) if "filter" in fields else None,
-        deltas=fields.get("deltas", flag, False),
-        stream=fields.get("stream", read_u32, 0),
-        partitions=fields.get("partitions", list_of(_read_partition_start, PARTITIONS_MAX), ()),
-    )
-
-
-def _filter_fields(delta_filter: Filter) -> dict[str, Any]:
-    return {
-        "sources": [int(source) for source in delta_filter.sources],
-        "priorities": [int(priority) for priority in delta_filter.priorities],
-    }
-
-
-def _unpack_filter(fields: Fields) -> Filter:
-    return Filter(
-        sources=fields.get("sources", list_of(one_of(Source), len(Source)), ()),
-        priorities=fields.get("priorities", list_of(one_of(Priority), len(Priority)), ()),
-    )
-
-
-def _subscribed_fields(subscribed: Subscribed) -> dict[str, Any]:
-    return {
-        "subscription": subscribed.subscription,
-        "start": subscribed.start,
-        "batch_deltas_max": subscribed.batch_deltas_max,
-        "wait_ms_max": subscribed.wait_ms_max,
-        "standby": subscribed.standby or None,
-        "resets": subscribed.resets or None,
-    }
-
-
-def _unpack_subscribed(fields: Fields) -> Subscribed:
-    return Subscribed(
-        subscription=fields.require("subscription", read_u32),
-        start=fields.require("start", read_cursor),
-        batch_deltas_max=fields.require("batch_deltas_max", _read_rows),
-        wait_ms_max=fields.require("wait_ms_max", _read_wait),
-        standby=fields.get("standby", flag, False),
-        resets=fields.get("resets", read_u32, 0),
-    )
-
-
 def _read_topic(value: Any) -> Topic:
     try:
         return Topic.from_bytes(_read_topic_bytes(value))
     except Refused as refused:
         raise ProtocolError(refused.code, f"Subscribe: {refused.message}") from None
+
+
+def _read_topics(value: Any) -> tuple[Topic, ...]:
+    topics = list_of(_read_topic, TOPICS_MAX)(value)
+    if not topics:
+        raise ValueError("is empty: name at least one")
+    return topics
 
 
 def _pack_start(start: Start) -> list[Any]:
@@ -331,48 +259,8 @@ def _read_partition_start(value: Any) -> PartitionStart:
 # --- decide
 
 
-def _decide_fields(request: Decide) -> dict[str, Any]:
-    return {
-        "job": truncate(request.job, NAME_BYTES_MAX),
-        "decide": request.decision.value,
-        "parts": list(request.parts) or None,
-        "run": request.run,
-    }
-
-
-def _unpack_decide(fields: Fields) -> Decide:
-    return Decide(
-        job=fields.require("job", read_name),
-        decision=fields.require("decide", _enum_reader(Decision)),
-        parts=fields.get("parts", list_of(_read_staged_part, PARTS_MAX), ()),
-        run=fields.get("run", read_u32, None),
-    )
-
-
 def _read_staged_part(value: Any) -> StagedPart:
     return StagedPart(*record(read_u32, read_u64, read_u64, read_u32)(value))
-
-
-def _job_fields(status: JobStatus) -> dict[str, Any]:
-    return {
-        "state": status.state.value,
-        "deltas": status.deltas,
-        "published": status.published,
-        "duplicates": status.duplicates,
-        "refused": status.refused,
-        "refused_rows": [*map(_refused_fields, status.refused_rows)] or None,
-    }
-
-
-def _unpack_job(fields: Fields) -> JobStatus:
-    return JobStatus(
-        state=fields.require("state", _enum_reader(JobState)),
-        deltas=fields.get("deltas", read_u64, 0),
-        published=fields.get("published", read_u64, 0),
-        duplicates=fields.get("duplicates", read_u64, 0),
-        refused=fields.get("refused", read_u64, 0),
-        refused_rows=fields.get("refused_rows", list_of(_read_refused_row, REFUSED_ROWS_MAX), ()),
-    )
 
 
 def _refused_fields(row: RefusedRow) -> list[Any]:
@@ -395,105 +283,11 @@ def read_code(value: Any) -> ErrorCode:
     return ErrorCode(read_u16(value))
 
 
-# --- get
-
-
-def _get_fields(get: Get) -> dict[str, Any]:
-    return {"vector_id": get.vector_id, "namespace": get.namespace}
-
-
-def _unpack_get(fields: Fields) -> Get:
-    return Get(
-        vector_id=fields.require("vector_id", text(VECTOR_ID_BYTES_MAX)),
-        namespace=fields.get("namespace", read_name, None),
-    )
-
-
-def _fact_fields(fact: Fact) -> dict[str, Any]:
-    return {
-        "state": fact.state.value,
-        "offset": fact.offset,
-        "dot": fact.dot,
-        "lamport": fact.lamport,
-        "values": fact.values or None,
-        "data": fact.data or None,
-        "metadata": fact.metadata or None,
-    }
-
-
-def _unpack_fact(fields: Fields) -> Fact:
-    return Fact(
-        state=fields.require("state", _enum_reader(FactState)),
-        offset=fields.require("offset", read_offset),
-        dot=fields.get("dot", _read_dot, None),
-        lamport=fields.get("lamport", read_offset, None),
-        values=fields.get("values", _read_page, b""),
-        data=fields.get("data", _read_page, b""),
-        metadata=fields.get("metadata", _read_page, b""),
-    )
+# --- get, describe
 
 
 def _read_dot(value: Any) -> Dot:
     return Dot(*record(read_u64, uint(COUNTER_MAX, minimum=1))(value))
-
-
-# --- offsets
-
-
-def _find_offsets_fields(request: FindOffsets) -> dict[str, Any]:
-    return {
-        "starts": [_pack_start(start) for start in request.starts],
-        "stream": request.stream or None,
-        "partition": request.partition or None,
-    }
-
-
-def _unpack_find_offsets(fields: Fields) -> FindOffsets:
-    return FindOffsets(
-        starts=fields.require("starts", list_of(_read_start, STARTS_MAX)),
-        stream=fields.get("stream", read_u32, 0),
-        partition=fields.get("partition", read_u16, 0),
-    )
-
-
-def _found_offsets_fields(response: FoundOffsets) -> dict[str, Any]:
-    return {"offsets": list(response.offsets), "log": response.log}
-
-
-def _unpack_found_offsets(fields: Fields) -> FoundOffsets:
-    return FoundOffsets(
-        offsets=fields.require("offsets", list_of(read_offset, STARTS_MAX)),
-        log=fields.require("log", read_cursor),
-    )
-
-
-# --- describe
-
-
-def _no_fields(_: Describe) -> dict[str, Any]:
-    return {}
-
-
-def _unpack_describe(_: Fields) -> Describe:
-    return Describe()
-
-
-def _description_fields(description: Description) -> dict[str, Any]:
-    return {
-        "streams": [[stream.name, stream.stream, list(stream.partitions)] for stream in description.streams],
-        "requests": dict(description.requests),
-        "features": list(description.features),
-        "level": None if description.level is None else int(description.level),
-    }
-
-
-def _unpack_description(fields: Fields) -> Description:
-    return Description(
-        streams=fields.require("streams", list_of(_read_stream, PARTITIONS_MAX)),
-        requests=fields.get("requests", _read_versions, {}),
-        features=fields.get("features", _read_features, ()),
-        level=fields.get("level", one_of(AckLevel), None),
-    )
 
 
 def _read_stream(value: Any) -> StreamDescription:
@@ -521,38 +315,129 @@ def _enum_reader(members: type[W]) -> Callable[[Any], W]:
     return read
 
 
-_CODECS = (
-    _RequestCodec("hello", Hello, _hello_fields, _unpack_hello, Welcome, _welcome_fields, _unpack_welcome),
-    _RequestCodec(
-        "subscribe",
-        Subscription,
-        _subscription_fields,
-        _unpack_subscription,
-        Subscribed,
-        _subscribed_fields,
-        _unpack_subscribed,
-    ),
-    _RequestCodec("decide", Decide, _decide_fields, _unpack_decide, JobStatus, _job_fields, _unpack_job),
-    _RequestCodec("get", Get, _get_fields, _unpack_get, Fact, _fact_fields, _unpack_fact),
-    _RequestCodec(
-        "offsets",
-        FindOffsets,
-        _find_offsets_fields,
-        _unpack_find_offsets,
-        FoundOffsets,
-        _found_offsets_fields,
-        _unpack_found_offsets,
-    ),
-    _RequestCodec(
-        "describe",
-        Describe,
-        _no_fields,
-        _unpack_describe,
-        Description,
-        _description_fields,
-        _unpack_description,
+def _truncate_name(name: str) -> str:
+    return truncate(name, NAME_BYTES_MAX)
+
+
+def _pack_numbers(members: Sequence[int]) -> list[int]:
+    return [int(member) for member in members]
+
+
+def _pack_state(state: Enum) -> Any:
+    return state.value
+
+
+_FILTER = _MapCodec(
+    Filter,
+    (
+        _Member("sources", list_of(one_of(Source), len(Source)), (), _pack_numbers),
+        _Member("priorities", list_of(one_of(Priority), len(Priority)), (), _pack_numbers),
     ),
 )
+
+
+def _read_filter(value: Any) -> Filter:
+    delta_filter: Filter = _FILTER.unpack(Fields("Subscribe.filter", mapping(value)))
+    return delta_filter
+
+
+_HELLO = (
+    _Member("features", _read_features, (), list, is_sparse=True),
+    _Member("token", text(TOKEN_BYTES_MAX), None),
+    _Member("origins", list_of(_read_claim, ORIGINS_MAX), (), list, is_sparse=True),
+    _Member("source", one_of(Source), Source.LOCAL, int, is_sparse=True),
+    _Member("client", read_name, None, _truncate_name),
+    _Member("log_id", read_log_id, None),
+    _Member("job", _read_job_part, None),
+    _Member("splits", flag, False, is_sparse=True),
+)
+_WELCOME = (
+    _Member("features", _read_features, (), list),
+    _Member("origins", list_of(_read_grant, ORIGINS_MAX), (), list),
+    _Member("log", read_cursor, None),
+    _Member("level", one_of(AckLevel), None, int),
+)
+_SUBSCRIPTION = (
+    _Member("subscription", read_u32),
+    _Member("topics", _read_topics, ..., lambda topics: [t.to_bytes() for t in topics]),
+    _Member("start", _read_start, Start(StartAt.LATEST), _pack_start),
+    _Member("credit", read_credit, None),
+    _Member("batch_deltas_max", _read_rows, 100),
+    _Member("wait_ms_max", _read_wait, 10),
+    _Member("group", read_name, None),
+    _Member("member", read_log_id, None),
+    _Member("filter", _read_filter, None, _FILTER.pack),
+    _Member("deltas", flag, False, is_sparse=True),
+    _Member("stream", read_u32, 0, is_sparse=True),
+    _Member(
+        "partitions",
+        list_of(_read_partition_start, PARTITIONS_MAX),
+        (),
+        lambda entries: [*map(_pack_partition_start, entries)],
+        is_sparse=True,
+    ),
+)
+_SUBSCRIBED = (
+    _Member("subscription", read_u32),
+    _Member("start", read_cursor),
+    _Member("batch_deltas_max", _read_rows),
+    _Member("wait_ms_max", _read_wait),
+    _Member("standby", flag, False, is_sparse=True),
+    _Member("resets", read_u32, 0, is_sparse=True),
+)
+_DECIDE = (
+    _Member("job", read_name, ..., _truncate_name),
+    _Member("decide", _enum_reader(Decision), ..., _pack_state, attribute="decision"),
+    _Member("parts", list_of(_read_staged_part, PARTS_MAX), (), list, is_sparse=True),
+    _Member("run", read_u32, None),
+)
+_JOB_STATUS = (
+    _Member("state", _enum_reader(JobState), ..., _pack_state),
+    *(_Member(name, read_u64, 0) for name in ("deltas", "published", "duplicates", "refused")),
+    _Member(
+        "refused_rows",
+        list_of(_read_refused_row, REFUSED_ROWS_MAX),
+        (),
+        lambda rows: [*map(_refused_fields, rows)],
+        is_sparse=True,
+    ),
+)
+_GET = (_Member("vector_id", text(VECTOR_ID_BYTES_MAX)), _Member("namespace", read_name, None))
+_FACT = (
+    _Member("state", _enum_reader(FactState), ..., _pack_state),
+    _Member("offset", read_offset),
+    _Member("dot", _read_dot, None),
+    _Member("lamport", read_offset, None),
+    *(_Member(name, _read_page, b"", is_sparse=True) for name in ("values", "data", "metadata")),
+)
+_FIND_OFFSETS = (
+    _Member("starts", list_of(_read_start, STARTS_MAX), ..., lambda starts: [*map(_pack_start, starts)]),
+    _Member("stream", read_u32, 0, is_sparse=True),
+    _Member("partition", read_u16, 0, is_sparse=True),
+)
+_FOUND_OFFSETS = (
+    _Member("offsets", list_of(read_offset, STARTS_MAX), ..., list),
+    _Member("log", read_cursor),
+)
+_DESCRIPTION = (
+    _Member(
+        "streams",
+        list_of(_read_stream, PARTITIONS_MAX),
+        ...,
+        lambda streams: [[each.name, each.stream, list(each.partitions)] for each in streams],
+    ),
+    _Member("requests", _read_versions, {}, dict),
+    _Member("features", _read_features, (), list),
+    _Member("level", one_of(AckLevel), None, int),
+)
+_CODECS = (
+    _RequestCodec("hello", _MapCodec(Hello, _HELLO), _MapCodec(Welcome, _WELCOME)),
+    _RequestCodec("subscribe", _MapCodec(Subscription, _SUBSCRIPTION), _MapCodec(Subscribed, _SUBSCRIBED)),
+    _RequestCodec("decide", _MapCodec(Decide, _DECIDE), _MapCodec(JobStatus, _JOB_STATUS)),
+    _RequestCodec("get", _MapCodec(Get, _GET), _MapCodec(Fact, _FACT)),
+    _RequestCodec("offsets", _MapCodec(FindOffsets, _FIND_OFFSETS), _MapCodec(FoundOffsets, _FOUND_OFFSETS)),
+    _RequestCodec("describe", _MapCodec(Describe, ()), _MapCodec(Description, _DESCRIPTION)),
+)
 _BY_NAME = {codec.name: codec for codec in _CODECS}
-_BY_REQUEST_TYPE = {codec.request_type: codec for codec in _CODECS}
-_BY_RESPONSE_TYPE = {codec.response_type: codec for codec in _CODECS}
+_BY_REQUEST_TYPE = {codec.request.made: codec for codec in _CODECS}
+_BY_RESPONSE_TYPE = {codec.response.made: codec for codec in _CODECS}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import BatchFrame
-
-T = TypeVar("T")
 
 FEW_ROWS = 50
 LONG_PART_BYTES = 100
@@ -126,7 +124,7 @@ def deltas_of(batch: Batch, source: Source = Source.LOCAL) -> Iterator[Delta]:
     counters: Iterable[int] = range(batch.base, batch.base + count)
     if batch.counters is not None:
         counters = batch.counters.tolist()
-    parents, topics = _group_by_row(batch.parents), _group_by_row(batch.row_topics)
+    parents, topics = batch._parents_by_row, batch._topics_by_row
     expects = batch.expect_by_row
     patches = map(batch.metadata, range(count)) if batch.has_metadata else repeat(None, count)
     times: Iterable[int] = repeat(batch.hybrid_time, count)
@@ -171,13 +169,6 @@ def _operations(batch: Batch) -> Iterator[Operation]:
             yield Operation(kind, values[value_bounds[row] : value_bounds[row + 1]])
         else:
             yield Operation(kind, data=bytes(blobs[blob_bounds[row] : blob_bounds[row + 1]]))
-
-
-def _group_by_row(entries: Iterable[tuple[int, T]]) -> dict[int, tuple[T, ...]]:
-    entries_by_row: dict[int, tuple[T, ...]] = {}
-    for row, entry in entries:
-        entries_by_row[row] = (*entries_by_row.get(row, ()), entry)
-    return entries_by_row
 
 
 # --- a body

@@ -200,7 +200,7 @@ class MemoryLog:
         stored = self._stored
         if offset < stored.start_offset:
             raise refusals.offset_too_old(offset, stored.start_offset)
-        return stored.read(offset, self.next_offset, rows_max=rows_max, bytes_max=bytes_max)
+        return stored.read(offset, rows_max, bytes_max)
 
     def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         return self.read(offset, rows_max=rows_max, bytes_max=bytes_max)

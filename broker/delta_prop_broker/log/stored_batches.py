@@ -35,24 +35,6 @@ class _Batches:
         """Iterate over the batches, oldest first."""
         return islice(self._batches, self._head, None)
 
-    def read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return batches from the one that holds the stored `offset` on, up to offset `end`, at least one."""
-        index = max(bisect_right(self._starts, offset, self._head) - 1, self._head)
-        first = self._batches[index]
-        if first.count >= rows_max or first.batch.size >= bytes_max:
-            return [first]
-        batches: list[LoggedBatch] = []
-        row_count = size = 0
-        for logged in self._batches[index : index + rows_max]:
-            if logged.offset >= end:
-                break
-            if batches and (row_count + logged.count > rows_max or size + logged.batch.size > bytes_max):
-                break
-            batches.append(logged)
-            row_count += logged.count
-            size += logged.batch.size
-        return batches
-
     def oldest(self) -> LoggedBatch | None:
         """Return the oldest batch; None if there is none."""
         return self._batches[self._head] if self._head < len(self._batches) else None
@@ -80,6 +62,22 @@ class StoredBatches(_Batches):
         self.bytes += size
         self._appended_bytes += size
         self._weights.append(self._appended_bytes)
+
+    def read(self, offset: int, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """Return batches from the one that holds the stored `offset` on, within the bounds, at least one."""
+        index = bisect_right(self._starts, offset, self._head) - 1
+        first = self._batches[index]
+        if first.count >= rows_max or first.batch.size >= bytes_max:
+            return [first]
+        batches: list[LoggedBatch] = []
+        row_count = size = 0
+        for logged in self._batches[index : index + rows_max]:
+            if batches and (row_count + logged.count > rows_max or size + logged.batch.size > bytes_max):
+                break
+            batches.append(logged)
+            row_count += logged.count
+            size += logged.batch.size
+        return batches
 
     def held_from(self, offset: int) -> tuple[int, int] | None:
         """Return the offset and bytes of the batches from that of `offset` on; None if it is not stored."""
@@ -118,9 +116,29 @@ class Tail(_Batches):
         self._starts += [logged.offset for logged in appended]
         self.bytes += sum([weight(logged.batch) for logged in appended])
 
+    def read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """Return batches from the one that holds the stored `offset` on, up to offset `end`, at least one."""
+        index = max(bisect_right(self._starts, offset, self._head) - 1, self._head)
+        first = self._batches[index]
+        if first.count >= rows_max or first.batch.size >= bytes_max:
+            return [first]
+        batches: list[LoggedBatch] = []
+        row_count = size = 0
+        for logged in self._batches[index : index + rows_max]:
+            if logged.offset >= end:
+                break
+            if batches and (row_count + logged.count > rows_max or size + logged.batch.size > bytes_max):
+                break
+            batches.append(logged)
+            row_count += logged.count
+            size += logged.batch.size
+        return batches
+
     def trim(self, written: int) -> None:
         """Drop the oldest batches that exceed the bound, as far as they are on disk (below `written`)."""
-        while self.bytes > self._bytes_max and (oldest := self.oldest()) and oldest.next_offset <= written:
+        while self.bytes > self._bytes_max and (oldest := self.oldest()) is not None:
+            if oldest.next_offset > written:
+                break
             self.drop(oldest)
         if self._head * 2 > len(self._batches):
             del self._batches[: self._head], self._starts[: self._head]

@@ -14,7 +14,7 @@ higher by a random step, which the source will not have: a cursor beyond that en
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -196,17 +196,13 @@ class _Backup:
         return offsets[-1] if offsets else None
 
     def _copy_file(self, path: str) -> None:
-        file = self._source.open(path, read_only=True)
-        try:
-            target = self._target.open(path, create=True)
-            try:
-                target.truncate(0)
-                _copy_bytes(target, file, file.size())
-                target.sync()
-            finally:
-                target.close()
-        finally:
-            file.close()
+        with (
+            closing(self._source.open(path, read_only=True)) as file,
+            closing(self._target.open(path, create=True)) as target,
+        ):
+            target.truncate(0)
+            _copy_bytes(target, file, file.size())
+            target.sync()
         self._file_count += 1
 
     # --- the log
@@ -282,28 +278,24 @@ class _Backup:
     def _copy_segment(self, base: int, end: int, previous_crc: int | None) -> Segment:
         """Copy the frames below `end`, and check them in the copy."""
         segment, index = Segment(self._directory, base), SparseIndex(base)
-        source = self._source.open(segment.path, read_only=True)
-        try:
-            target = self._target.open(segment.path, create=True)
+        with (
+            closing(self._source.open(segment.path, read_only=True)) as source,
+            closing(self._target.open(segment.path, create=True)) as target,
+        ):
+            target.truncate(0)
+            size = source.size()
+            _copy_bytes(target, source, size)
+            scanner = FrameScanner(target, position=0, offset=base, end=size, previous_crc=previous_crc)
             try:
-                target.truncate(0)
-                size = source.size()
-                _copy_bytes(target, source, size)
-                scanner = FrameScanner(target, position=0, offset=base, end=size, previous_crc=previous_crc)
-                try:
-                    for frame in scanner:
-                        index_frame(index, frame)
-                        if scanner.offset >= end:
-                            break
-                except BadFrame as bad:
-                    segment.size, segment.end = size, end
-                    raise corruption_error(segment, source, bad) from None
-                target.truncate(scanner.position)
-                target.sync()
-            finally:
-                target.close()
-        finally:
-            source.close()
+                for frame in scanner:
+                    index_frame(index, frame)
+                    if scanner.offset >= end:
+                        break
+            except BadFrame as bad:
+                segment.size, segment.end = size, end
+                raise corruption_error(segment, source, bad) from None
+            target.truncate(scanner.position)
+            target.sync()
         if index.end != end:
             reason = f"it ends at offset {index.end}, but should end at {end}"
             raise LogCorrupted(segment.path, reason, position=index.size, offset=index.end, end=end)

@@ -6,6 +6,7 @@ process writes, the last frames may be torn or missing. Snapshots and checkpoint
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
@@ -120,8 +121,7 @@ class _SegmentInspector:
 
     def run(self) -> Iterator[FrameLocation | LogCorrupted]:
         """Yield the frames of the segment, and corruption between them."""
-        file = self._disk.open(self._segment.path, read_only=True)
-        try:
+        with closing(self._disk.open(self._segment.path, read_only=True)) as file:
             size, position = file.size(), 0
             content = content_end(file, 0, size)  # frames that a writer adds meanwhile are not inspected
             while position < size:
@@ -155,8 +155,6 @@ class _SegmentInspector:
                     self.offset = head.offset
                 elif not is_torn:
                     self.offset = end
-        finally:
-            file.close()
 
 
 def _read_recovery_point(disk: Disk, directory: str) -> tuple[RecoveryPoint | None, str | None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -345,11 +345,8 @@ def _select_names(names: Sequence[str], suffix: str) -> list[str]:
 
 
 def _read(disk: Disk, path: str, position: int, size: int) -> bytes:
-    file = disk.open(path, read_only=True)
-    try:
+    with closing(disk.open(path, read_only=True)) as file:
         return file.read(position, min(size, max(file.size() - position, 0)))
-    finally:
-        file.close()
 
 
 def read_checkpoint(disk: Disk, directory: str, name: str, log_id: bytes) -> Checkpoint:

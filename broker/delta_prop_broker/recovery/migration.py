@@ -16,7 +16,7 @@ leaves an unfinished directory, which no version opens until the migration is ru
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -280,11 +280,8 @@ class _Rewriter:
             raise InsufficientDiskSpace(needed, free)
 
     def _size(self, path: str) -> int:
-        file = self._disk.open(path, read_only=True)
-        try:
+        with closing(self._disk.open(path, read_only=True)) as file:
             return file.size()
-        finally:
-            file.close()
 
     # --- segments
 
@@ -309,12 +306,9 @@ class _Rewriter:
     def _rewrite(self, segment: Segment, noted_offsets: set[int]) -> None:
         """Write a segment with types of control rows and new stamps, and its index if it is sealed."""
         index = SparseIndex(segment.base)
-        file = self._disk.open(segment.path + TEMPORARY, create=True)
-        try:
+        with closing(self._disk.open(segment.path + TEMPORARY, create=True)) as file:
             file.truncate(0)
             self._write(file, self._rewrite_frames(segment, index, noted_offsets))
-        finally:
-            file.close()
         self._note(segment.end, index, noted_offsets)
         index.compression_tried = segment.compression_tried
         if segment is not self._segments[-1]:
@@ -380,11 +374,8 @@ class _Rewriter:
         if offset not in self._chain_crcs:
             path = snapshot_path(DIRECTORY, offset)
             raise LogCorrupted(path, "no frame of the log begins at its offset", offset=offset)
-        old = open_snapshot(self._disk, DIRECTORY, offset)
-        try:
+        with closing(open_snapshot(self._disk, DIRECTORY, offset)) as old:
             self._write_snapshot(old, self._chain_crcs[offset])
-        finally:
-            old.close()
 
     def _write_snapshot(self, old: Snapshot, chain_crc: int) -> None:
         facts = old.facts

@@ -7,7 +7,7 @@ these rows raises an error that names the range, and then nothing is changed.
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -274,8 +274,7 @@ class _Recovery:
         self._known_synced = max(self._known_synced, bases[-1])
 
     def _load_sealed(self, segment: Segment, next_base: int) -> None:
-        file = self._disk.open(segment.path, read_only=True)
-        try:
+        with closing(self._disk.open(segment.path, read_only=True)) as file:
             size = file.size()
             index = load_index(self._disk, segment)
             if index is None or not _describes(index, file, size):
@@ -289,8 +288,6 @@ class _Recovery:
                     write_index(self._disk, segment, index)
             require_codecs(index.codecs)
             self._add_segment(segment, index)
-        finally:
-            file.close()
         if segment.end != next_base:
             low, high = sorted((segment.end, next_base))
             reason = (
@@ -511,11 +508,8 @@ class _Recovery:
                 self._disk.remove(Segment(self._directory, base).index_path)
 
     def _size(self, segment: Segment) -> int:
-        file = self._disk.open(segment.path, read_only=True)
-        try:
+        with closing(self._disk.open(segment.path, read_only=True)) as file:
             return file.size()
-        finally:
-            file.close()
 
 
 def _chunks(file: File, position: int, end: int) -> Iterator[bytes]:

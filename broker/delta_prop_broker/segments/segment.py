@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedDict
@@ -386,13 +386,9 @@ def load_index(disk: Disk, segment: Segment) -> SparseIndex | None:
 
 def write_index(disk: Disk, segment: Segment, index: SparseIndex) -> None:
     """Store the index of a sealed segment. Ignores errors, since it can be rebuilt at any time."""
-    with suppress(OSError):
-        file = disk.open(segment.index_path, create=True)
-        try:
-            file.truncate(0)
-            write_all(file, 0, [index.pack()])
-        finally:
-            file.close()
+    with suppress(OSError), closing(disk.open(segment.index_path, create=True)) as file:
+        file.truncate(0)
+        write_all(file, 0, [index.pack()])
 
 
 def index_frame(index: SparseIndex, frame: FrameLocation) -> None:

@@ -6,6 +6,7 @@ A file is written under a temporary name, synced and renamed, so a reader finds 
 from __future__ import annotations
 
 import errno
+from contextlib import closing
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -116,15 +117,12 @@ def replace_file(disk: Disk, path: str, parts: Iterable[bytes]) -> None:
 
 def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
     """Write a file under its temporary name and sync it; return its size. Raises OSError."""
-    file = disk.open(path + TEMPORARY, create=True)
-    try:
+    with closing(disk.open(path + TEMPORARY, create=True)) as file:
         file.truncate(0)
         position = 0
         for part in parts:
             position = write_all(file, position, [part])
         file.sync()
-    finally:
-        file.close()
     return position
 
 

@@ -326,6 +326,8 @@ def _add_times(columns: _Columns, given: dict[str, pa.Array], count: int) -> int
     return 0
 
 
+# --- the name of an invalid row, which alone is read again
+
 _ID_CHARS_MAX = 100
 _NUMBER_FIELDS = ("vector", "values", "factor", "amount")
 

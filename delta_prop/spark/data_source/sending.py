@@ -132,11 +132,15 @@ def _offer_block(
     return producer.offer_block(block, counter, priority=options.priority, timeout_s=limit_s)
 
 
-# --- slices, whose bounds depend only on the part's rows, not on the batches in which Spark passes them
+# --- slices
 
 
 def slice_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in slices of up to `BLOCK_ROWS` and about `BLOCK_BYTES`."""
+    """Yield the same rows in slices of up to `BLOCK_ROWS` and about `BLOCK_BYTES`, each of which is a frame.
+
+    The bounds of slices depend only on the part's rows, not on the batches in which Spark passes them. So a
+    retried part is sliced into the same blocks, each of which was accepted or refused as a whole.
+    """
     pending: list[pa.RecordBatch] = []
     row_count = 0
     for batch in batches:

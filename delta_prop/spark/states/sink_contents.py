@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 NO_OFFSET = -1
 """Offset of a row without one."""
-_ROWS = 8_192
 
 
 def contents_of(spark: SparkSession, rows: Iterable[tuple[str, str, VectorState]]) -> DataFrame:

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.rng import Random
 
 TIMES_PER_SIZE_MAX = 256
-"""Maximum number of durations that are stored for each size. If there are more, this many equidistant
-quantiles are stored, including the shortest and the longest duration.
-"""
+"""Maximum number of durations per size; of more, this many equidistant quantiles are stored."""
 SIZES_MAX = 64
 
 
@@ -98,7 +96,6 @@ class Distribution:
 
     @property
     def _last_slope_s(self) -> float:
-        """The seconds that each delta beyond the largest size adds."""
         last = _quantile(self.times_s[-1], 0.5)
         if len(self.sizes) == 1:
             return last / self.sizes[-1]

@@ -26,9 +26,7 @@ STALLED_S = 60.0
 
 @dataclass
 class Observation:
-    """The summed results of runs. `lags_s`: for each publish, the time from its append to its application;
-    `deltas`: the number of applied deltas.
-    """
+    """The sum of runs. `lags_s`: from append to application, per publish; `deltas`: how many were applied."""
 
     lags_s: list[float] = field(default_factory=list)
     deltas: int = 0

@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 DIMENSION, SPREAD = 64, 0.5
 """Numbers per vector, and the largest difference of a number from the centre's."""
 CENTRES, DIRECTIONS, STRIDE = 499, 4_099, 1_009
-"""Number of centres, number of directions from a centre, and the step from one vector's direction to the
-next. All are primes, so that a vector recurs only after two million vectors.
-"""
+"""Centres, directions from each, and the step between directions: primes, so that vectors recur late."""
 INITIAL_ROWS = 6_000
 """The number of rows in the graph before the measurement starts."""
 HNSW = Hnsw(unindexed_rows_max=4_000, graph_rows_min=1_000)
@@ -147,7 +145,6 @@ class IndexRig(RealRig):
                 await anyio.sleep(0.002)
 
     async def _fill(self) -> None:
-        """Create a backlog, far below the bound at which pacing starts."""
         for _ in range(BACKLOG_ROWS // 500):
             receipt = self._propagator.offer(*next(self._calls[500]))
         ack = await receipt.wait()

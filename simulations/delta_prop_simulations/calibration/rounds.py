@@ -69,9 +69,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round. `asked_per_s`: the rate of the open loop; None if there was none. `load`: the machine's load
-    average.
-    """
+    """One round. `asked_per_s`: the open loop's rate, if any; `load`: the machine's load average."""
 
     predicted: Figures
     measured: Figures

@@ -44,18 +44,14 @@ CALLS_BY_SIZE = {1: 20, 10: 20, 50: 15, 100: 15}
 """For each number of deltas per call, the number of calls in one slice of calibration."""
 DELTAS_PER_PUBLISH = 10
 NO_WAIT_S_MAX = 0.0002
-"""A batch that is returned this quickly had already arrived, because the reader's timer fired late; the
-reader then makes up for the delay.
-"""
+"""A batch that comes this quickly arrived earlier; the reader, whose timer was late, makes up for that."""
 _CONDITIONS = NetworkConditions(latency_s=0.000_001)
 
 _batches = partial(batches, keys=KEYS, dimension=DIMENSION)
 
 
 class _Reader:
-    """Reads batches, and waits for `1 / rate_per_s` seconds per delta. `draws`: those of a model, in which
-    receiving takes the time that it draws.
-    """
+    """Reads batches, and waits `1 / rate_per_s` seconds per delta. `draws`: those of a model, if any."""
 
     def __init__(self, subscriber: Subscriber, watch: Stopwatch, draws: Draws | None = None) -> None:
         self.rate_per_s = RATE_PER_S

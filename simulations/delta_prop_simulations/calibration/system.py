@@ -33,9 +33,7 @@ cpu_s = time.thread_time
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Exempt all existing objects from garbage collection within the scope: a measured service with its tools
-    has far more objects than a service alone, so each collection would take tens of milliseconds.
-    """
+    """Exempt existing objects from garbage collection, which would take tens of milliseconds each time."""
     gc.collect()
     gc.freeze()
     try:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.testing import NetworkConditions, Stuck, VirtualNetwork, run_virtual
-from delta_prop_simulations.chaos.client_history import ClientHistory
 from delta_prop_simulations.chaos.faults import Nemesis
+from delta_prop_simulations.chaos.histories import ClientHistory
 from delta_prop_simulations.chaos.node import PORT, ClientHost, Node, format_error, leaf_exceptions
 from delta_prop_simulations.chaos.oracle import Oracle
 from delta_prop_simulations.chaos.violation import Violation
@@ -145,7 +145,6 @@ class ChaosRun:
             tasks.cancel_scope.cancel()
 
     async def _check_settled(self) -> None:
-        """Wait until all work is processed, then check the results."""
         deadline = anyio.current_time() + PROGRESS_S_MAX
         while pending := self._pending_work():
             if anyio.current_time() > deadline:
@@ -155,7 +154,6 @@ class ChaosRun:
         await self.oracle.check_at_rest(self.nodes, self.client_history, self._readers)
 
     async def _close(self) -> None:
-        """Stop all services, and check that they end in time."""
         for node in self.nodes:
             node.stop(HORIZON_S)
         with anyio.move_on_after(_CLOSE_S_MAX):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from delta_prop.delivery.held_deltas import QuarantinedDelta
-    from delta_prop_simulations.chaos.log_history import LogHistory
+    from delta_prop_simulations.chaos.histories import LogHistory
     from delta_prop_simulations.chaos.sinks import ModelSink, Ref
     from delta_prop_simulations.chaos.workload import Reader, ReadSession
     from delta_prop_wire.algebra import VectorState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delta_prop_simulations.chaos.client_history import ONCE, SUM, TOKEN
+from delta_prop_simulations.chaos.histories import ONCE, SUM, TOKEN
 from delta_prop_simulations.chaos.plan import POISON
 from delta_prop_wire.delta import (
     ABSENT,

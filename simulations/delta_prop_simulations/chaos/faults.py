@@ -39,9 +39,7 @@ _LAST_CALL_S_MAX = 5.0
 
 
 class Nemesis:
-    """Injects the planned faults (the strikes of the plan) until `heal`. `fault_counts`, `missed_counts`: the
-    number of faults of each kind that had an effect, or had none.
-    """
+    """Injects the planned faults until `heal`, and counts those of each kind that had an effect, or none."""
 
     def __init__(
         self, strikes: Sequence[StrikePlan], hosts: Mapping[str, Host], network: VirtualNetwork, trace: Trace

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop.server.connection_handler import ConnectionHandler
     from delta_prop.server.service import Service
     from delta_prop_broker.log.memory import MemoryLog
-    from delta_prop_simulations.chaos.log_history import LogHistory
+    from delta_prop_simulations.chaos.histories import LogHistory
 
 BOUNDS_EVERY = 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from delta_prop_simulations.chaos.client_history import SUM, token_of
+from delta_prop_simulations.chaos.histories import SUM, token_of
 from delta_prop_simulations.chaos.violation import Violation, require
 from delta_prop_wire.algebra import fold
 from delta_prop_wire.delta import ABSENT, AckLevel, Dot, Source
@@ -12,17 +12,14 @@ from delta_prop_wire.delta import ABSENT, AckLevel, Dot, Source
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from delta_prop_simulations.chaos.client_history import ClientHistory, DeltaOutcome
-    from delta_prop_simulations.chaos.log_history import LogHistory
+    from delta_prop_simulations.chaos.histories import ClientHistory, DeltaOutcome, LogHistory
     from delta_prop_simulations.chaos.sinks import Ref
     from delta_prop_wire.algebra import Key, VectorState
     from delta_prop_wire.batch import LoggedBatch
 
 
 class TokenLocation(NamedTuple):
-    """The offset at which a token's delta is in the log, or was before its loss. `survives`: for a lost
-    delta, the lowest level at which an acknowledged delta must survive.
-    """
+    """Where a token's delta is, or was, in the log. `survives`: lowest level that survives its loss."""
 
     offset: int
     dot: Dot

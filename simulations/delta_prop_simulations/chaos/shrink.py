@@ -96,7 +96,6 @@ def _leave_out(shrunk: ShrinkResult, fixed: Collection[str]) -> Iterator[JsonVal
 
 
 def _reduce_values(shrunk: ShrinkResult, fixed: Collection[str]) -> Iterator[JsonValue]:
-    """Yield proposals with one value set to zero, or reduced."""
     for path in [path for path, part in _walk(shrunk.data, fixed) if not isinstance(part, list | dict)]:
         for smaller in _smaller_values(_get_or_none(shrunk.data, path)):
             proposal = _replace_at(shrunk.data, path, smaller)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-    from delta_prop_simulations.chaos.log_history import LogHistory
+    from delta_prop_simulations.chaos.histories import LogHistory
     from delta_prop_simulations.machine import Process
     from delta_prop_simulations.rng import Random
     from delta_prop_sinks.sink import Delivery, Sink, SinkContext
@@ -231,15 +231,6 @@ class ModelSink:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatistics:
-    """The statistics of a model sink."""
-
-    calls: int
-    vectors: int
-    next_offset: int
-
-
 @dataclass(slots=True)
 class _Progress:
     """The progress of one sink object. `processed_end`: the end of the rows that the service knows as
@@ -249,7 +240,6 @@ class _Progress:
     epoch: int = 0
     processed_end: int = 0
     is_busy: bool = False
-    calls: int = 0
     dirty: set[Ref] = field(default_factory=set)
 
 
@@ -287,7 +277,6 @@ class SinkInstance:
         if progress.epoch != self._context.epoch:  # other rows may reuse the offsets of a lost tail
             progress.epoch, progress.processed_end = self._context.epoch, 0
         progress.is_busy = True
-        progress.calls += 1
         try:
             await self._apply(deliveries)
         finally:
@@ -298,8 +287,9 @@ class SinkInstance:
         if not self._process.has_ended:
             self._commit()
 
-    def statistics(self) -> ModelStatistics:
-        return ModelStatistics(self._progress.calls, len(self._store.vectors), self._store.next_offset)
+    def statistics(self) -> int:
+        """Return the number of vectors."""
+        return len(self._store.vectors)
 
     async def _apply(self, deliveries: Sequence[Delivery]) -> None:
         failure_offset = await self._fail_before(deliveries)

@@ -17,8 +17,8 @@ import anyio
 from delta_prop.client import ClientSettings, Subscriber
 from delta_prop.client import Producer as RemoteProducer
 from delta_prop.client.consumer_state import CREDIT
-from delta_prop_simulations.chaos.client_history import Ack
 from delta_prop_simulations.chaos.delta_generator import HOT, DeltaGenerator
+from delta_prop_simulations.chaos.histories import Ack
 from delta_prop_wire.delta import AckLevel, Dot, Priority
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from delta_prop.calls.outcomes import PublishAck
     from delta_prop.calls.receipt import Receipt
     from delta_prop.platform.ports import World
-    from delta_prop_simulations.chaos.client_history import ClientHistory
     from delta_prop_simulations.chaos.delta_generator import TaggedDelta
+    from delta_prop_simulations.chaos.histories import ClientHistory
     from delta_prop_simulations.chaos.plan import WriterPlan
     from delta_prop_simulations.machine import Process
     from delta_prop_simulations.rng import Random
@@ -440,7 +440,6 @@ class Reader:
             _add(session, await anext(subscriber))
 
     def _save_cursor(self, session: ReadSession, subscriber: Subscriber) -> None:
-        """Save the cursor, and thus the rows before it."""
         cursor = subscriber.cursor
         if cursor is not None:
             self._is_from_start = False

@@ -137,7 +137,6 @@ def _run_setup(setup: Setup, path: str, *, checks: bool) -> Alternative:
 
 
 def _command(options: Namespace, seed: int) -> str:
-    """Return a shell command that repeats the run."""
     words = ["delta-prop", "simulate", options.what, "--seed", str(seed)]
     for name in ("duration", "trace", "only"):
         value = getattr(options, name)

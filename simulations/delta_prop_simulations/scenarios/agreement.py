@@ -47,7 +47,6 @@ class LogRows:
 
     @property
     def delta_count(self) -> int:
-        """The number of rows with a delta."""
         return int((~self.control).sum())
 
 

@@ -47,9 +47,7 @@ class AckedRows:
 
 
 class Client(Publisher):
-    """One source with its producers. `acknowledged`: all rows that the service acknowledged to them. `acks`:
-    notified of each acknowledgement.
-    """
+    """One source. `acknowledged`: the rows acknowledged to it; `acks`: notified of each of these."""
 
     lost_errors = (TimeoutError, UsageError)  # the call timed out, or the client has ended
 

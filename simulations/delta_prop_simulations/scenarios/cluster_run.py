@@ -264,7 +264,6 @@ class ClusterRun:
             machine.remove_disk_fault(fault.what)
 
     def _disk_times(self, factor: float = 1.0) -> ThreadFaults:
-        """Return the delays of disk calls, multiplied by `factor`."""
         return ThreadFaults(self.scenario.service.disk_ms_max / 1000 * factor)
 
     def _heal(self) -> None:

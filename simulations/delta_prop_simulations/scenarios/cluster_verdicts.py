@@ -136,9 +136,7 @@ def _reader_errors(observed: ClusterObservation) -> Iterator[str]:
 
 
 def _broken_verdict(observed: ClusterObservation, promise: str, wrong: Sequence[str]) -> Verdict:
-    """Return the verdict on a broken promise. Its `ok` is None if a power cut may have removed the rows,
-    since the log's read level does not wait for the disk.
-    """
+    """Return a broken promise's verdict: None if the read level permits a power cut to remove rows."""
     what, log = "; ".join(wrong), observed.scenario.service.log
     cut = any(fault.what == "power_cut" for fault in observed.scenario.fault)
     if cut and log is not None and log.read_level is not AckLevel.DURABLE:

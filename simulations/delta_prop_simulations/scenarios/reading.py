@@ -140,9 +140,7 @@ def _read_scenario(table: dict[str, Any]) -> Scenario:
 
 
 def _check_times(scenario: Scenario) -> None:
-    """Check that nothing starts after the scenario's end. Cuts of links and stalls of readers are
-    exempt: they may also start after it, while the run waits until the services are idle. Raises UsageError.
-    """
+    """Check that nothing starts after the end, except cuts and stalls. Raises UsageError."""
     starts = {f"source[{index}].start": source.start for index, source in enumerate(scenario.source)}
     starts |= {f"fault[{index}].from": fault.begin for index, fault in enumerate(scenario.fault)}
     starts |= {f"reader[{index}].from": reader.begin for index, reader in enumerate(scenario.reader)}
@@ -230,7 +228,6 @@ def _read_service(table: Any) -> Service:
 
 
 def _sinks_with_faults(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the path and the table of each sink that has faults."""
     sinks = table.get("sink")
     for index, sink in enumerate(sinks if isinstance(sinks, list) else []):
         if isinstance(sink, dict) and "faults" in sink:
@@ -283,7 +280,6 @@ def _read_alternatives(tables: Any) -> list[AlternativeSpec]:
 
 
 def _apply_alternative(table: dict[str, Any], spec: AlternativeSpec, path: str) -> dict[str, Any]:
-    """Return the scenario's table with an alternative's values."""
     changed = deepcopy(table)
     for name in spec.without:
         _leave_out(changed, name, f"{path}.without")

@@ -59,9 +59,7 @@ def _factor(spec: SinkSpec) -> Callable[[Random], float]:
 
 @dataclass(slots=True)
 class SinkCounts:
-    """Counts of one sink. `lag`: of its applied rows; `failures`, `rejected`: failed calls, rejected rows;
-    `out_of_order`, `duplicates`: deliveries that came out of the log's order, or again.
-    """
+    """Counts of one sink: `lag` of its applied rows, failed calls, rejected rows, wrong deliveries."""
 
     lag: Histogram = field(default_factory=Histogram)
     failures: int = 0
@@ -208,7 +206,6 @@ class PersistentSink:
         return self.new_row_count
 
     def _count(self, deliveries: Sequence[Delivery], end: int) -> None:
-        """Count the rows below `end`, which were applied."""
         for delivery in deliveries:
             applied = _rows_below(delivery, end)
             known = min(_rows_below(delivery, self._next_offset), applied)

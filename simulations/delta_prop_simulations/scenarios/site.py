@@ -16,8 +16,8 @@ from delta_prop.client import ForwardLink
 from delta_prop.server.service import Service as Server
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink
+from delta_prop_simulations.chaos.histories import LogHistory
 from delta_prop_simulations.chaos.invariants import StepChecker
-from delta_prop_simulations.chaos.log_history import LogHistory
 from delta_prop_simulations.machine import Ending
 from delta_prop_simulations.scenarios.measures import ForwardingTimes, OffsetTimes
 from delta_prop_simulations.scenarios.sinks import SimulatedSink
@@ -44,9 +44,7 @@ _ERRORS_MAX = 20
 
 
 class Tap:
-    """A route target of one service that notes the time at which each batch becomes visible there.
-    `other_count`: the number of services to which it forwards, directly or not.
-    """
+    """Notes the times at which batches become visible. `other_count`: of services that get them forwarded."""
 
     def __init__(self, service: str, forwarding_times: ForwardingTimes, other_count: int) -> None:
         self.offset_times = OffsetTimes()

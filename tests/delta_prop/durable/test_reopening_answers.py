@@ -84,7 +84,7 @@ def test_duplicate_between_write_and_sync_waits_for_the_sync() -> None:
             producer = p.producer("me")
             first = producer.offer(make_delta("a"))
             break_disk(disk, "sync", times=1)
-            frame = next(iter(producer._lanes[Priority.NORMAL].in_flight.values())).batch
+            frame = next(iter(producer._lanes[Priority.NORMAL].unacked.values())).batch
             duplicate = producer.send_frame(frame)
             assert (first.state, duplicate.state) == (OfferState.APPENDED, OfferState.APPENDED)
             for receipt in (first, duplicate):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from delta_prop_simulations.chaos.client_history import SUM, TOKEN, Ack, ClientHistory
-from delta_prop_simulations.chaos.log_history import LogHistory, LostTail
+from delta_prop_simulations.chaos.histories import SUM, TOKEN, Ack, ClientHistory, LogHistory, LostTail
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Source, create, sparse_add
 from delta_prop_wire.encode import encode_batch

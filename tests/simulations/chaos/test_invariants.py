@@ -12,7 +12,7 @@ import pytest
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.chaos import invariants
-from delta_prop_simulations.chaos.client_history import ClientHistory
+from delta_prop_simulations.chaos.histories import ClientHistory, LogHistory
 from delta_prop_simulations.chaos.invariants import (
     LogOffsets,
     StepChecker,
@@ -20,7 +20,6 @@ from delta_prop_simulations.chaos.invariants import (
     check_credit,
     check_log_offsets,
 )
-from delta_prop_simulations.chaos.log_history import LogHistory
 from delta_prop_simulations.chaos.oracle import Oracle
 from delta_prop_simulations.chaos.plan import WriterPlan
 from delta_prop_simulations.chaos.sinks import ModelSink, SinkFaults

@@ -12,6 +12,7 @@ import pytest
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_simulations.chaos import deliveries
 from delta_prop_simulations.chaos.deliveries import ExpectedRows
+from delta_prop_simulations.chaos.histories import LogHistory
 from delta_prop_simulations.chaos.log_checks import (
     check_causal,
     check_drift,
@@ -20,7 +21,6 @@ from delta_prop_simulations.chaos.log_checks import (
     check_sums,
     fold_canonically,
 )
-from delta_prop_simulations.chaos.log_history import LogHistory
 from delta_prop_simulations.chaos.oracle import check_log
 from delta_prop_simulations.chaos.plan import ReaderPlan
 from delta_prop_simulations.chaos.sinks import DeliveredRow, Fact, ModelSink

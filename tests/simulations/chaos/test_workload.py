@@ -9,8 +9,7 @@ import pytest
 
 from delta_prop import LogSettings, Propagator
 from delta_prop.testing import NetworkConditions, run_virtual, virtual_world
-from delta_prop_simulations.chaos.client_history import SUM, ClientHistory, token_of
-from delta_prop_simulations.chaos.log_history import LogHistory
+from delta_prop_simulations.chaos.histories import SUM, ClientHistory, LogHistory, token_of
 from delta_prop_simulations.chaos.plan import ReaderPlan, WriterPlan
 from delta_prop_simulations.chaos.workload import Reader, Writer
 from delta_prop_simulations.disk import SimDisk

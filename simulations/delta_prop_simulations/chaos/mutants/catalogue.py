@@ -8,11 +8,10 @@ from __future__ import annotations
 from delta_prop.client.ack_ranges import outcome_of
 from delta_prop.client.producer_state import ProducerState
 from delta_prop.client.sequence_sender import SequenceSender
-from delta_prop.delivery.sink_invoker import Deliverer
 from delta_prop.delivery.feed import Feed
-from delta_prop.delivery.inbox import Inbox
-from delta_prop.delivery.inbox import Mailbox
+from delta_prop.delivery.inbox import Inbox, Mailbox
 from delta_prop.delivery.rebuild import Rebuilder
+from delta_prop.delivery.sink_invoker import Deliverer
 from delta_prop.partition.ack_tracker import AckTracker
 from delta_prop.partition.core.appender import Appender
 from delta_prop.partition.duplicate_batches import ack_duplicate
@@ -25,9 +24,9 @@ from delta_prop.server.connection_reader import FrameDispatcher
 from delta_prop.server.log_reader import LogReader
 from delta_prop.server.outcome_collector import OutcomeCollector, make_ack_ranges
 from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.writing import Commit
 from delta_prop_broker.recovery.recovery import _Recovery
 from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
-from delta_prop_broker.log.writing import Commit
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit, getter
 from delta_prop_simulations.chaos.node import Node
 from delta_prop_sinks.resident import ResidentVectors
@@ -247,10 +246,10 @@ _MUTANTS = (
             "sender.requeue_all(lost=lost_count > 0, is_lost=self._senders.is_lost)\n",
             (
                 "sender.requeue_all(lost=lost_count > 0, is_lost=self._senders.is_lost)\n"
-                "        for frame in sender.retries.batches.copy():\n"
-                "            is_known = frame.batch.last <= sender.claim.watermark\n"
+                "        for frame in sender.retries.copy():\n"
+                "            is_known = frame.batch.last <= sender.watermark\n"
                 "            if is_known and not frame.is_outcome_query:\n"
-                "                sender.retries.batches.remove(frame)\n"
+                "                sender.retries.remove(frame)\n"
                 "                self._settle_acked(frame)\n"
             ),
         ),
@@ -335,10 +334,10 @@ _MUTANTS = (
         "a delta has one effect however often it is sent",
         edit(
             SequenceSender.requeue_all,
-            "previous = watermark\n",
+            "previous = self.watermark\n",
             (
-                "previous = watermark\n"
-                "    for frame in sorted(self.unacked.values(), key=_base, reverse=True):\n"
+                "previous = self.watermark\n"
+                "    for frame in sorted(self.unacked.values(), key=lambda frame: -frame.batch.base):\n"
                 "        if frame.send_count and not frame.is_outcome_query and not frame.is_withdrawn:\n"
                 "            del self.unacked[frame.batch.base]\n"
                 "            for row, offer in reversed(frame.offers):\n"
@@ -347,7 +346,7 @@ _MUTANTS = (
                 "                offer.columns, offer.counter, offer.after = None, None, ()\n"
                 "                self.requeue_offers([offer])\n"
                 "            highest = max(self.unacked, default=0)\n"
-                "            self.counters.next = 1 + max(self.claim.watermark, highest)\n"
+                "            self.next_counter = 1 + max(self.watermark, highest)\n"
             ),
         ),
     ),

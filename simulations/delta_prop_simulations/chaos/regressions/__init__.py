@@ -7,10 +7,10 @@ plan's run fails again. Some plans are shrunk, others are as a sweep drew them.
 
 from __future__ import annotations
 
-from delta_prop.api.producer import _previous_counter
 from delta_prop.partition.ack_tracker import AckTracker
+from delta_prop.producing.origin_sequence import SentBatch
 from delta_prop_simulations.chaos.mutants.catalogue import MUTANTS
-from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
+from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit, getter
 from delta_prop_simulations.chaos.plan import Plan
 from delta_prop_simulations.files import read_packaged
 
@@ -73,9 +73,9 @@ REVERTED_FIXES = (
         "after a recovery a producer fills numbers that belong to another of its lanes",
         "a delta that is not acknowledged can be resent",
         edit(
-            _previous_counter,
-            "return batch.previous if batch.has_gaps else batch.base - 1",
-            "return batch.base - 1",
+            getter(SentBatch, "previous_counter"),
+            "return self.batch.previous if self.batch.has_gaps else",
+            "return",
         ),
     ),
     MUTANTS["watermark-of-a-failed-log"],
@@ -83,9 +83,7 @@ REVERTED_FIXES = (
     MUTANTS["folded-for-each-batch"],
     MUTANTS["judged-too-early"],
 )
-"""Mutants that bring a found fault back, so that the plan of the same name fails again. Later fixes prevent
-the faults of the other plans, too.
-"""
+"""Mutants that bring found faults back; of the other plans, later fixes prevent the faults, too."""
 
 
 def plan_of(name: str) -> Plan:

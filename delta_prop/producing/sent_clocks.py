@@ -5,14 +5,26 @@ Pure. A batch names the dots of other origins that come before it; a dot is name
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from delta_prop_wire.delta import Dot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from delta_prop.client.offer import Offer
+
+class HeadDot(Protocol):
+    """A dot, or the dot that an offer will get; `counter`: 0 until it has one."""
+
+    @property
+    def origin(self) -> int:
+        """The origin."""
+        ...
+
+    @property
+    def counter(self) -> int:
+        """The counter."""
+        ...
 
 
 class SentClocks:
@@ -25,14 +37,15 @@ class SentClocks:
         self._processed: dict[int, int] = {}  # of the clocks of batches with an outcome
         self._owed: dict[int, int] = {}  # to be named again, since the service lost deltas
 
-    def make(self, offers: Sequence[Offer], is_lost: Callable[[Dot], bool]) -> list[Dot]:
-        """Return the offers' predecessors that no sent clock has named, and the owed dots."""
+    def make(
+        self, predecessors: Iterable[HeadDot], is_lost: Callable[[Dot], bool] = lambda _dot: False
+    ) -> list[Dot]:
+        """Return the predecessors that no sent clock has named, and the owed dots."""
         new_dots = [
             dot
-            for offer in offers
-            for pending in offer.predecessors
-            if pending.counter > self._sent.get(pending.origin, 0)
-            and not is_lost(dot := Dot(pending.origin, pending.counter))
+            for head in predecessors
+            if head.counter > self._sent.get(head.origin, 0)
+            and not is_lost(dot := Dot(head.origin, head.counter))
         ]
         if not (new_dots or self._owed):
             return []
@@ -60,6 +73,10 @@ class SentClocks:
         owed = [Dot(*entry) for entry in self._owed.items()]
         self._owed.clear()
         return owed
+
+    def forget_sent(self) -> None:
+        """Forget what was named: each dot is named again by the next batch that it must precede."""
+        self._sent.clear()
 
 
 def highest_dots(dots: Iterable[Dot]) -> list[Dot]:
