@@ -10,12 +10,9 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from benchmarks._processes import interrupt
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 _INTERRUPTED, _TERMINATED = (128 + signum for signum in (signal.SIGINT, signal.SIGTERM))
 

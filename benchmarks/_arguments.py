@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 FAILED = "something failed, or a goal is far short (missed by more than a factor of three)"
 

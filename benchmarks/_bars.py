@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import log10
-from typing import TYPE_CHECKING
 
 from delta_prop_simulations.report.style import colour_rules
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # All sizes are in pixels.
 WIDTH, NAMES, RIGHT = 900, 400, 90  # of the picture, of the column of names, of the margin for labels

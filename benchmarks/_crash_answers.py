@@ -7,22 +7,18 @@ but for `read_log_index`, which reads a log frame by frame from its files and ne
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks._crash_check import Verdict
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.readonly.inspect import inspect
 from delta_prop_wire.delta import AckLevel
-from delta_prop_wire.errors import Refused
+from delta_prop_wire.errors import DeltaPropError, Refused
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from delta_prop.calls.outcomes import PublishAck
-    from delta_prop_broker.disk import Disk
-    from delta_prop_wire.errors import DeltaPropError
 
 NOT_IN_LOG = -1
 """Answer to an outcome query: the log does not have the dot."""

@@ -6,7 +6,7 @@ has clients that send bare frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,23 +16,19 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import numpy as np
 
-from benchmarks._crash_answers import NOT_IN_LOG
+from benchmarks._crash_answers import NOT_IN_LOG, Answers, Call
+from delta_prop.api.producer import Producer as Handle
+from delta_prop.api.propagator import Propagator
+from delta_prop.calls.outcomes import PublishAck
+from delta_prop.calls.receipt import Receipt
+from delta_prop.client import Producer
 from delta_prop.client.errors import Unreachable
 from delta_prop_wire.delta import AckLevel, Delta, Dot, create, opaque
-from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Iterator, Sequence
-
-    from benchmarks._crash_answers import Answers, Call
-    from delta_prop.api.producer import Producer as Handle
-    from delta_prop.api.propagator import Propagator
-    from delta_prop.calls.outcomes import PublishAck
-    from delta_prop.calls.receipt import Receipt
-    from delta_prop.client import Producer
     from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
-    from delta_prop_wire.errors import DeltaPropError
 
 TIMEOUT_S = 60.0
 """Timeout of a caller that wants the exact answer."""

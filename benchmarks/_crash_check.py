@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks._crash_writer import DIMENSION, make_delta, origin_of
 from benchmarks._measure import table
@@ -23,16 +26,8 @@ from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.readonly.inspect import inspect
 from delta_prop_broker.retention.snapshot import open_snapshot, snapshot_offsets
 from delta_prop_broker.segments.paths import DIRECTORY
-from delta_prop_wire.delta import Delta, Kind
+from delta_prop_wire.delta import Delta, Kind, Operation
 from delta_prop_wire.state_rows import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from delta_prop_wire.delta import Operation
 
 KINDS = {
     "lost": "acknowledged, but not in the log",

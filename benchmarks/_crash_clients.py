@@ -7,31 +7,35 @@ they can, so that their hellos arrive between a failure of the log and the end o
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import anyio
 
-from benchmarks._crash_callers import keys_of, make_rows
+from benchmarks._crash_answers import Answers, Call
+from benchmarks._crash_callers import Pace, keys_of, make_rows
+from delta_prop.platform.ports import Network, Stream
 from delta_prop_wire.codec import NEED_BYTES
 from delta_prop_wire.connection import Connection
-from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_of
+from delta_prop_wire.delta import AckLevel, Delta, Priority, make_origin, producer_id_of
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import ProtocolError
-from delta_prop_wire.frames import Ack, BatchFrame, DeltaFrame, Heartbeat, Hello, Nack, OriginClaim, Subscribe
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    DeltaFrame,
+    Frame,
+    Heartbeat,
+    Hello,
+    Nack,
+    OriginClaim,
+    OriginGrant,
+    Subscribe,
+)
 from delta_prop_wire.message_rules import Phase, Role
 from delta_prop_wire.spec import FINAL, RETRYABLE, UNKNOWN_OFFSET, ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks._crash_answers import Answers, Call
-    from benchmarks._crash_callers import Pace
-    from delta_prop.platform.ports import Network, Stream
-    from delta_prop_wire.delta import Delta
-    from delta_prop_wire.frames import Frame, OriginGrant
 
 WINDOW = 3
 """Maximum number of batches of one client that have no outcome yet; up to this many are sent together."""

@@ -7,6 +7,7 @@ After it, once no call is in flight, every answer is compared with the log, whos
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import shutil
@@ -15,11 +16,12 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -33,10 +35,6 @@ from benchmarks._images import UnusableError, check_usable, mount_image
 from benchmarks._measure import write_json
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.delta import AckLevel
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 IMAGE_BYTES = 64 * 1024 * 1024
 BUSY_S = 1.2

@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from benchmarks._crash_answers import Answers
 from benchmarks._crash_callers import Caller, embedded_callers, produce, query_outcomes
@@ -34,9 +35,6 @@ from delta_prop.platform.world import real_world
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import DeltaPropError
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
 
 KIB = 1024
 SEGMENT_BYTES, LOG_BYTES = 256 * KIB, 40 * KIB * KIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -12,10 +13,10 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks._crash_check import (
     History,
@@ -31,10 +32,6 @@ from benchmarks._crash_check import (
 from benchmarks._crash_writer import ACTIVITIES, make_delta
 from benchmarks._processes import ignore_interrupts
 from delta_prop_wire.jsonlines import delta_to_json
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Mapping
 
 READY_S_MAX = 30.0
 END_S_MAX = 60.0

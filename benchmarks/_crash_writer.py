@@ -18,12 +18,14 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
+from delta_prop.api.producer import Producer
 from delta_prop.api.propagator import Propagator
+from delta_prop.calls.receipt import PublishAck, Receipt
 from delta_prop.partition.storage import background
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_broker.log.writing import Commit
@@ -43,10 +45,6 @@ from delta_prop_wire.delta import (
     sparse_add,
 )
 from delta_prop_wire.encode import encode_batch
-
-if TYPE_CHECKING:
-    from delta_prop.api.producer import Producer
-    from delta_prop.calls.receipt import PublishAck, Receipt
 
 DIMENSION = 16
 KEYS = 20

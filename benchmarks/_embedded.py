@@ -12,30 +12,33 @@ import shutil
 import tempfile
 import time
 from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import anyio
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
+from delta_prop.calls.receipt import PublishAck
 from delta_prop.client import ForwardLink
 from delta_prop_broker.log.settings import MIB, LogSettings
-from delta_prop_sinks import CacheSink, CallbackSink, Delivery, ForwardSink, Hnsw, IndexSink, StorageSink
+from delta_prop_sinks import (
+    CacheSink,
+    CallbackSink,
+    Delivery,
+    ForwardSink,
+    Hnsw,
+    IndexSink,
+    Sink,
+    StorageSink,
+)
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Delta, sparse
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-    from typing import Self
-
-    from numpy.typing import NDArray
-
-    from delta_prop.calls.receipt import PublishAck
-    from delta_prop_sinks import Sink
 
 KEYS, DIMENSION, NUMBERS = 20_000, 128, 16
 NAMES = [f"key-{number}" for number in range(KEYS)]

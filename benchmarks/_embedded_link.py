@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from benchmarks._peers_ours import Ours
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _RECEIVE_BYTES = 256 * 1024
 

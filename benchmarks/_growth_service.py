@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,20 +19,18 @@ import anyio.to_thread
 import numpy as np
 
 from benchmarks._processes import PROCESSES, end_forked, end_on_sigterm, fork, send_errors
+from delta_prop.api.producer import Producer
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_sinks import Delivery
+from delta_prop_sinks.sink import SinkContext
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, make_origin, opaque, producer_id_of
 from delta_prop_wire.encode import encode_batch, encode_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from multiprocessing.connection import Connection
-
-    from delta_prop.api.producer import Producer
-    from delta_prop_sinks import Delivery
-    from delta_prop_sinks.sink import SinkContext
-    from delta_prop_wire.batch import Batch
 
 DIMENSION, CHANGED = 16, 8
 """Numbers of a vector, and those that a sparse change sets."""

@@ -11,14 +11,13 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from benchmarks._crash_rounds import ChildProcess
 
 FILE_SYSTEMS = ("ext4", "xfs")

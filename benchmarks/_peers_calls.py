@@ -9,15 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks._peers_contract import WAIT_S_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from benchmarks._peers_contract import Call
+from benchmarks._peers_contract import WAIT_S_MAX, Call
 
 _WRITE_BYTES_MAX = 8 * 1024 * 1024
 

@@ -12,19 +12,15 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from benchmarks._processes import end, ignore_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from typing import Self
-
     from typing_extensions import Buffer
 
 WAIT_S_MAX = 30.0

@@ -6,13 +6,11 @@ fixed bound.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from benchmarks._peers_scenes import Measurement, Scene
 from benchmarks._results import Goal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 JETSTREAM, REDIS, REDIS_ALWAYS = "jetstream", "redis", "redis-always"
 OURS, DURABLE = "ours", "ours-durable"

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 from benchmarks._peers_calls import raw_calls
-from benchmarks._peers_contract import Consumer, EncodedPublisher, Peer, Publisher, Wire, connect, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from benchmarks._peers_contract import Call
+from benchmarks._peers_contract import (
+    Call,
+    Consumer,
+    EncodedPublisher,
+    Peer,
+    Publisher,
+    Wire,
+    connect,
+    free_port,
+)
 
 _HELLO = b'CONNECT {"verbose":false,"pedantic":false,"headers":false}\r\n'
 _MESSAGE = re.compile(rb"MSG \S+ \S+ (?:(\S+) )?(\d+)\r\n")

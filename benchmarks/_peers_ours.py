@@ -11,13 +11,15 @@ import struct
 import sys
 import time
 import urllib.request
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 import msgpack
 
-from benchmarks._peers_contract import Consumer, Peer, Publisher, Wire, connect
+from benchmarks._peers_contract import Call, Consumer, Peer, Publisher, Wire, connect
 from delta_prop.client import Producer
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import decode, encode
@@ -29,9 +31,11 @@ from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
     Credit,
+    Frame,
     Hello,
     Nack,
     OriginClaim,
+    OriginGrant,
     Start,
     StartAt,
     Subscribe,
@@ -41,13 +45,6 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES, FrameType
 from delta_prop_wire.stamp import pack_producer_rest
 from delta_prop_wire.topics import Topic, TopicKind
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from benchmarks._peers_contract import Call
-    from delta_prop_wire.frames import Frame, OriginGrant
 
 KEYS = 1_000
 """Number of vectors of a topic."""

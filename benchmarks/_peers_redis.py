@@ -6,17 +6,21 @@ It implements the part of RESP that the harness needs.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 from benchmarks._peers_calls import raw_calls
-from benchmarks._peers_contract import Consumer, EncodedPublisher, Peer, Publisher, Wire, connect, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from benchmarks._peers_contract import Call
+from benchmarks._peers_contract import (
+    Call,
+    Consumer,
+    EncodedPublisher,
+    Peer,
+    Publisher,
+    Wire,
+    connect,
+    free_port,
+)
 
 _NO_ENTRIES = re.compile(rb"(?:\*-1|:\d+)\r\n|\*1\r\n\*2\r\n\$\d+\r\n[^\r]*\r\n\*\d+\r\n")
 """Replies without entries: a timeout, the number of acknowledged entries, the header before entries."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks._measure import percentile
 from benchmarks._peers_calls import publish_singly
-from benchmarks._peers_contract import WAIT_S_MAX, Wire, connect
+from benchmarks._peers_contract import WAIT_S_MAX, Consumer, Peer, Publisher, Wire, connect
 from benchmarks._peers_ours import hello_of, next_frame
 from benchmarks._processes import PROCESSES, end_forked, fork, run_forked, send_errors
 from delta_prop_wire.codec import encode
@@ -30,8 +30,6 @@ from delta_prop_wire.topics import ALL
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.sharedctypes import Synchronized
-
-    from benchmarks._peers_contract import Consumer, Peer, Publisher
 
 PROCESSES.set_forkserver_preload([__name__, "benchmarks.peers"])
 _WARM_SHARE = 0.1

@@ -9,16 +9,16 @@ import multiprocessing
 import signal
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerProcess
-    from types import FrameType
 
 END_S_MAX = 20.0
 PROCESSES = multiprocessing.get_context("forkserver")

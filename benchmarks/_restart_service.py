@@ -10,29 +10,25 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import numpy as np
+from numpy.typing import NDArray
 
+from delta_prop.api.producer import Producer
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
+from delta_prop.calls.receipt import Receipt
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks import Hnsw, IndexSink, ResidentVectors, StorageSink
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import AckLevel, Kind, Priority, make_origin, producer_id_of
 from delta_prop_wire.encode import encode_vectors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from delta_prop.api.producer import Producer
-    from delta_prop.calls.receipt import Receipt
-    from delta_prop_wire.batch import Batch
 
 MIB = 1024 * 1024
 LANES = len(Priority)

@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks._arguments import FAILED, Arguments, bounded_int, writable_file
 from benchmarks._measure import Figure, calibration_ns, format_number, table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GATE = 3.0
 """A run fails if a figure misses its target by more than this factor, more than the noise of a shared

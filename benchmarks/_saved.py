@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks._measure import Figure
 from benchmarks._results import GATE, Goal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 FAR_WORSE = "far worse"
 FORMAT = 1

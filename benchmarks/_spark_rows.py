@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
+from pyspark.sql import Row
 from pyspark.sql.datasource import DataSource, DataSourceWriter, WriterCommitMessage
 
 from delta_prop.client import SyncProducer
 from delta_prop_wire.delta import AckLevel, Delta, create
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
 

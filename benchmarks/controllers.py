@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from benchmarks._arguments import Arguments, bounded_float, bounded_int
 from delta_prop_simulations.files import read_shipped
 from delta_prop_simulations.report.figures import sections
 from delta_prop_simulations.report.plot import picture
 from delta_prop_simulations.scenarios.reading import read_setups
-from delta_prop_simulations.scenarios.result import Result
+from delta_prop_simulations.scenarios.result import Alternative, Result
 from delta_prop_simulations.scenarios.run import run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from delta_prop_simulations.scenarios.result import Alternative
 
 SCENARIO, SINK = "controllers", "index"
 PICTURES = {f"{SINK}: lag": "controllers-lag.svg", "rate limit": "controllers-rate.svg"}

@@ -13,14 +13,15 @@ Once the log has recovered in place, every answer is compared with it. Exit stat
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks._arguments import Arguments, bounded_int, writable_file
 from benchmarks._crash_check import KINDS, print_totals
@@ -28,10 +29,6 @@ from benchmarks._crash_disk import run as run_disk_faults
 from benchmarks._crash_rounds import CommandCrashRun, CrashRun, DirectoryOptions, Totals
 from benchmarks._crash_writer import ACTIVITIES
 from benchmarks._measure import percentile, write_json
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 OPEN_S_MAX = 2.0
 """Maximum seconds for opening the log after a kill; a longer opening fails the benchmark."""

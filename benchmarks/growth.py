@@ -10,17 +10,14 @@ small one.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from benchmarks._arguments import bounded_int
 from benchmarks._growth_service import Holdings, Service
 from benchmarks._measure import ratios, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop_wire.delta import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 BASE = "10 thousand vectors, 1 subscription"
 LARGE_VECTORS, LARGE_SUBSCRIPTIONS = 10_000_000, 1_000

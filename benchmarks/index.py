@@ -11,10 +11,10 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks._arguments import Arguments, bounded_float, bounded_int, writable_file
 from benchmarks._measure import calibration_ns, percentile, table, write_json
@@ -22,15 +22,9 @@ from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import Sender, SequencedBatch
-from delta_prop_sinks import Hnsw, IndexSink
-from delta_prop_wire.delta import Delta, Dot, Kind, Priority, make_origin, sparse_add
+from delta_prop_sinks import Hit, Hnsw, HnswStatistics, IndexSink
+from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, make_origin, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks import Hit, HnswStatistics
-    from delta_prop_wire.delta import Operation
 
 DIMENSION = 128
 CENTRES = 1000

@@ -17,9 +17,10 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -28,10 +29,13 @@ import numpy as np
 from benchmarks._arguments import bounded_int, writable_directory
 from benchmarks._measure import Figure, percentile, ratios, table
 from benchmarks._results import Goal, Results, options_of
+from delta_prop.api.producer import Producer
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
+from delta_prop.calls.receipt import Receipt
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks import CallbackSink, Delivery
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import (
     AckLevel,
     Delta,
@@ -43,13 +47,6 @@ from delta_prop_wire.delta import (
     sparse,
 )
 from delta_prop_wire.encode import encode_batch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from delta_prop.api.producer import Producer
-    from delta_prop.calls.receipt import Receipt
-    from delta_prop_wire.batch import Batch
 
 MIB = 1024 * 1024
 PRODUCER = "bench"

@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,17 +34,14 @@ from delta_prop.api.settings import (
     BYTES_PER_RECENT_ID,
     Settings,
 )
-from delta_prop_sinks import ResidentVectors, StorageSink
+from delta_prop_sinks import Delivery, ResidentVectors, StorageSink
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, make_origin, opaque, producer_id_of
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
-
-    from delta_prop_sinks import Delivery
-    from delta_prop_wire.batch import Batch
 
 MIB = 1 << 20
 PAYLOAD = bytes(128)

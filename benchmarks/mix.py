@@ -13,20 +13,22 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
 
 from benchmarks._growth_service import CountingSink
 from benchmarks._measure import ratios, table
+from benchmarks._peers_contract import Consumer, Publisher
 from benchmarks._peers_ours import Ours, RawConsumer, RawPublisher, number_frame, with_counter
 from benchmarks._peers_scenes import Scene, measure
 from benchmarks._results import Goal, Results, options_of
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
 from delta_prop.client import SyncProducer
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import (
     AckLevel,
@@ -41,16 +43,8 @@ from delta_prop_wire.delta import (
     sparse_add,
 )
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.frames import BatchFrame
-from delta_prop_wire.topics import ALL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benchmarks._peers_contract import Consumer, Publisher
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.frames import OriginGrant
-    from delta_prop_wire.topics import Topic
+from delta_prop_wire.frames import BatchFrame, OriginGrant
+from delta_prop_wire.topics import ALL, Topic
 
 DIMENSION, CHANGED = 16, 8
 KEYS = 1_000

@@ -19,25 +19,21 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks._arguments import bounded_float, bounded_int, select_names, writable_directory
 from benchmarks._limits import limits_mb_s
 from benchmarks._measure import Figure, format_number, table
+from benchmarks._peers_contract import Peer
 from benchmarks._peers_goals import IDLE, OURS, RATE, SCENES, Limits, Rounds, judge, peers_for
 from benchmarks._peers_nats import JetStream
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_redis import RedisAlways, RedisEverySecond
 from benchmarks._peers_scenes import Measurement, Scene, measure
 from benchmarks._results import Results, format_figure, options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from benchmarks._peers_contract import Peer
 
 PEERS: dict[str, type[Peer]] = {
     "jetstream": JetStream,

@@ -15,15 +15,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks._arguments import bounded_float
 from benchmarks._crash_rounds import START_SHARE, CrashRun, DirectoryOptions, Totals
-from benchmarks._images import FILE_SYSTEMS, UnusableError, check_usable, mount_image
+from benchmarks._images import FILE_SYSTEMS, Image, UnusableError, check_usable, mount_image
 from benchmarks.crash import parse_seeded, parser_of, report
-
-if TYPE_CHECKING:
-    from benchmarks._images import Image
 
 SEGMENT_BYTES = 16 * 1024
 RETENTION_BYTES = 48 * 1024

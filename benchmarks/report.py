@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks._arguments import Arguments, created_directory, writable_file
 from benchmarks._bars import Bar, bars
@@ -26,9 +27,6 @@ from benchmarks._saved import Run, read
 from delta_prop.spark.java import find_missing
 from delta_prop_simulations.report.axis import linear_axis
 from delta_prop_simulations.report.plot import Line, Plot, picture
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 BENCHES = (
     *("peers", "pipeline", "stages", "sustained", "mix"),

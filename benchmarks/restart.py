@@ -9,6 +9,7 @@ Times count from the start of the process, imports included; the system's page c
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -17,16 +18,13 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks._arguments import Arguments, bounded_int, created_directory, writable_directory
 from benchmarks._measure import Figure, percentile, table
 from benchmarks._processes import end, ignore_interrupts
 from benchmarks._restart_service import LANES, MIB, RunOptions, command
 from benchmarks._results import REACHED, Goal, Results, options_of
-
-if TYPE_CHECKING:
-    import argparse
 
 QUICK_MAXIMA = {"rounds": 1, "vectors": 100_000, "origins": 1_000, "changes": 10_000, "starts": 4, "mib": 32}
 """Maxima of a quick run, by option."""

@@ -13,21 +13,17 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from benchmarks._measure import ratios, table
 from benchmarks._peers_ours import Ours, OursDurable
-from benchmarks._peers_scenes import Scene, measure
+from benchmarks._peers_scenes import Measurement, Scene, measure
 from benchmarks._results import Goal, Results, options_of
 from delta_prop.client import Producer, SpreadProducer
 from delta_prop_wire.delta import Delta, opaque
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from benchmarks._peers_scenes import Measurement
 
 PAIRS = 2
 """Number of publishers, each with a consumer of its topic."""

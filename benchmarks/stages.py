@@ -7,11 +7,12 @@ in a directory, at ack levels `logged` and `durable`. Batches of 100 are measure
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
@@ -31,10 +32,6 @@ from delta_prop_wire.delta import AckLevel, Delta, Kind, Priority, Source, make_
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.topics import ALL
 from delta_prop_wire.validate import validate_batch
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
 ORIGIN = make_origin(4711, Priority.NORMAL)
 OPEN_LOOP_SHARE = 0.3

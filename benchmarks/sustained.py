@@ -11,22 +11,18 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks._arguments import bounded_float
 from benchmarks._measure import format_number, table
+from benchmarks._peers_contract import Peer
 from benchmarks._peers_ours import Ours
 from benchmarks._peers_scenes import Measurement, Scene, measure
 from benchmarks._results import Goal, Results, options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from benchmarks._peers_contract import Peer
 
 PEAK_SHARE = 0.7
 BATCH = 100

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import delta_prop.platform.core_choice  # noqa: F401 - reads DELTA_PROP_CORE
+from delta_prop_wire.errors import DeltaPropError, InvalidDelta, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.api.producer import Producer
@@ -43,9 +45,7 @@ if TYPE_CHECKING:
         sparse_add,
         transform,
     )
-    from delta_prop_wire.errors import DeltaPropError, InvalidDelta, Refused, UsageError
     from delta_prop_wire.jsonlines import delta_from_line, delta_to_json
-    from delta_prop_wire.spec import ErrorCode
 
 _NAMES_OF_MODULE = {
     "delta_prop.delivery.backpressure.pacer": ("Pressure",),

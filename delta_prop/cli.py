@@ -11,15 +11,13 @@ import errno
 import io
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, NoReturn
 
 from delta_prop.commands.operator_parsers import add_operator_verbs
 from delta_prop.commands.parsers import add_verbs, find_unused_arguments
 from delta_prop.commands.server_parsers import add_server_verbs
 from delta_prop.commands.spark_parsers import add_audit_verb, add_spark_verbs
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
 OK, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "delta-prop"

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delta_prop.calls.outcomes import Delivered
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
-
     from aiostream import Stream
 
     from delta_prop.client.subscriber import Subscriber

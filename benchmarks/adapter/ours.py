@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks._peers_ours import (
     ACK_DELTAS,
@@ -25,14 +26,9 @@ from benchmarks._peers_ours import (
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import decode
 from delta_prop_wire.delta import Priority, make_origin
-from delta_prop_wire.frames import Ack
+from delta_prop_wire.frames import Ack, OriginGrant
 from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES, FrameType
 from delta_prop_wire.topics import Topic, TopicKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from delta_prop_wire.frames import OriginGrant
 
 _HEADER = struct.Struct(">BBBBQI")
 _BATCH, _ACK, _NACK = (int(kind) for kind in (FrameType.BATCH, FrameType.ACK, FrameType.NACK))

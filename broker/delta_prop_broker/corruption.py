@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from delta_prop_wire.errors import DeltaPropError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REPAIR = (
     "`delta-prop log export --skip-corrupt` exports the readable part; a copy of the file from a backup "

@@ -9,11 +9,10 @@ and a second call that succeeds proves nothing.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from typing_extensions import Buffer
 
 CHUNK_BYTES_MAX = 256 * 1024

@@ -14,13 +14,12 @@ import fcntl
 import os
 import stat
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File, Lock

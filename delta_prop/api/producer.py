@@ -6,13 +6,14 @@ refusal resends the same bytes, in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
 from delta_prop.calls.argument_checks import Dependency, check_timeout, dependency_key, with_parents
-from delta_prop.calls.receipt import OfferState, Receipt
+from delta_prop.calls.receipt import OfferState, PublishAck, Receipt
 from delta_prop.calls.refusals import timed_out, withdrawn
 from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop.partition.order.orphans import check_and_note
@@ -24,18 +25,14 @@ from delta_prop.producing.origin_sequence import (
     SentBatch,
     check_in_flight,
 )
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, producer_id_of
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source, producer_id_of
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from delta_prop.api.publishing import Publisher
-    from delta_prop.calls.receipt import PublishAck
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import Delta
 
 IN_FLIGHT_BATCHES_MAX = 10_000
 PUBLISH_TIMEOUT_S = 30.0

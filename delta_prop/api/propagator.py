@@ -5,19 +5,23 @@ It owns every task and every limit; nothing outlives the `async with`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import anyio
 import anyio.lowlevel
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from delta_prop.api.internals import Internals
 from delta_prop.api.lifecycle import Lifecycle
 from delta_prop.api.pacing_task import PacingTask
 from delta_prop.api.producer import Producer
-from delta_prop.api.publishing import Publisher
+from delta_prop.api.publishing import AfterItem, Publisher
 from delta_prop.api.settings import Settings, check_data
 from delta_prop.api.statistics import Statistics
 from delta_prop.api.transforms import Transforms
@@ -30,10 +34,13 @@ from delta_prop.calls.argument_checks import (
 )
 from delta_prop.calls.receipt import PublishAck, Receipt
 from delta_prop.calls.refusals import lost_with_log
+from delta_prop.delivery.backpressure.pacer import Pressure
 from delta_prop.delivery.cursors import CursorStore
 from delta_prop.delivery.feed import Feed
+from delta_prop.delivery.held_deltas import QuarantinedDelta
 from delta_prop.delivery.operator_worker import OperatorWorker
 from delta_prop.delivery.pacing import has_changed
+from delta_prop.delivery.redelivery import ReplayResult
 from delta_prop.delivery.sink_manager import AttachOptions, OnLogFull, ResetPosition, SinkManager
 from delta_prop.delivery.sink_opening import Start
 from delta_prop.delivery.subscription import Subscription
@@ -43,35 +50,20 @@ from delta_prop.partition.core.coalesced_draft import (
     draft_from_arrays,
     draft_from_columns,
 )
-from delta_prop.partition.ingest.work import Draft
+from delta_prop.partition.ingest.work import Draft, MatrixDraft
 from delta_prop.partition.outcome_query import find_outcome, wait_running, wait_settled
 from delta_prop.partition.partition import Partition
+from delta_prop.platform.ports import World
 from delta_prop.platform.world import real_world
+from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.recovery.recovery import RecoveryReport
 from delta_prop_sinks.argument_checks import check_sink_name, check_texts
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot, Kind, Priority, Source
+from delta_prop_sinks.sink import Sink
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-    from pathlib import Path
-    from types import TracebackType
-
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
-
-    from delta_prop.api.publishing import AfterItem
-    from delta_prop.delivery.backpressure.pacer import Pressure
-    from delta_prop.delivery.feed import Feed
-    from delta_prop.delivery.held_deltas import QuarantinedDelta
-    from delta_prop.delivery.redelivery import ReplayResult
-    from delta_prop.partition.ingest.work import MatrixDraft
-    from delta_prop.platform.ports import World
-    from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.recovery.recovery import RecoveryReport
-    from delta_prop_sinks.sink import Sink
-    from delta_prop_wire.delta import AckLevel, Delta
-
     S = TypeVar("S", bound=Sink)
 
 

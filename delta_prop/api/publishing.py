@@ -9,6 +9,7 @@ capacity or is refused is halved, down to single calls.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,10 +23,10 @@ from delta_prop.calls.argument_checks import (
 from delta_prop.calls.receipt import OfferState, PublishAck, Receipt
 from delta_prop.calls.refusals import timed_out
 from delta_prop.partition.admission_queue import can_wait_out
-from delta_prop.partition.core.coalesced_draft import ROWS_MAX, check_call, coalesce, group_calls
+from delta_prop.partition.core.coalesced_draft import ROWS_MAX, Call, check_call, coalesce, group_calls
 from delta_prop.partition.ingest.work import Draft, MatrixDraft
 from delta_prop.partition.order.orphans import check_and_note
-from delta_prop.platform.one_shot import one_shot_factory
+from delta_prop.platform.one_shot import OneShot, one_shot_factory
 from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop_wire.bounds import check_ack_level
 from delta_prop_wire.delta import AckLevel, Delta, Priority
@@ -33,12 +34,8 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from delta_prop.api.lifecycle import Lifecycle
-    from delta_prop.partition.core.coalesced_draft import Call
     from delta_prop.partition.partition import Partition
-    from delta_prop.platform.one_shot import OneShot
 
 AfterItem: TypeAlias = Receipt | Dependency
 """Item of `after=`: a receipt, an acknowledgement, a dot, a 16-byte id."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.delivery.status import FeedStatistics
     from delta_prop.partition.capacity_monitor import FullResource

@@ -7,41 +7,38 @@ from __future__ import annotations
 
 import atexit
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
 from inspect import isawaitable
+from pathlib import Path
 from threading import get_ident
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 import anyio
+import numpy as np
+from anyio.abc import TaskStatus
+from anyio.from_thread import BlockingPortal
+from numpy.typing import ArrayLike, NDArray
 
+from delta_prop.api.producer import Producer
 from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
+from delta_prop.calls.outcomes import Delivered
+from delta_prop.calls.receipt import PublishAck
+from delta_prop.delivery.backpressure.pacer import Pressure
+from delta_prop.delivery.sink_opening import Start
 from delta_prop.platform.loop_thread import LoopThread
 from delta_prop.platform.world import waker
+from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.recovery.recovery import RecoveryReport
+from delta_prop_sinks.sink import Sink
+from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
-    from types import TracebackType
-
-    import numpy as np
-    from anyio.abc import TaskStatus
-    from anyio.from_thread import BlockingPortal
-    from numpy.typing import ArrayLike, NDArray
-
-    from delta_prop.api.producer import Producer
-    from delta_prop.api.settings import Settings
-    from delta_prop.calls.outcomes import Delivered
-    from delta_prop.calls.receipt import PublishAck
-    from delta_prop.delivery.backpressure.pacer import Pressure
-    from delta_prop.delivery.sink_opening import Start
-    from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.recovery.recovery import RecoveryReport
-    from delta_prop_sinks.sink import Sink
-    from delta_prop_wire.delta import Delta
-
     S = TypeVar("S", bound=Sink)
 
 P = ParamSpec("P")

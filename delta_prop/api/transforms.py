@@ -8,6 +8,7 @@ has changed meanwhile. A function may block: it is called in a thread, unless it
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
@@ -17,18 +18,15 @@ import numpy as np
 
 from delta_prop.delivery.status import format_failure
 from delta_prop_sinks.callback import is_async
-from delta_prop_wire.delta import Dot, Source, dense
+from delta_prop_wire.delta import Delta, Dot, Source, dense
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.calls.receipt import PublishAck
     from delta_prop.platform.ports import Threads
-    from delta_prop_wire.delta import Delta
 
 ATTEMPTS_MAX = 16
 """Maximum tries of one publish, if others change the vector each time."""

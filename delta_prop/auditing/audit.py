@@ -5,10 +5,9 @@ The folded states of the log and the sink's rows are sorted by key (namespace, N
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from delta_prop.auditing.audit_scope import (
     check_sink_offset,
@@ -17,19 +16,12 @@ from delta_prop.auditing.audit_scope import (
     sink_offset_of,
 )
 from delta_prop.auditing.contents import Lines, rows_of_states
-from delta_prop.auditing.differences import Difference, classify, make_difference
-from delta_prop.auditing.folding import RUN_BYTES_MAX, fold_log
-from delta_prop.auditing.sink_file import Scratch, StorageSinkFile, read_lines
+from delta_prop.auditing.differences import Difference, LogState, SinkRow, classify, make_difference
+from delta_prop.auditing.folding import RUN_BYTES_MAX, FoldedRuns, FoldInput, fold_log
+from delta_prop.auditing.sink_file import Scratch, SinkRows, StorageSinkFile, read_lines
 from delta_prop.calls.argument_checks import check_path
+from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-
-    from delta_prop.auditing.differences import LogState, SinkRow
-    from delta_prop.auditing.folding import FoldedRuns, FoldInput
-    from delta_prop.auditing.sink_file import SinkRows
-    from delta_prop_wire.algebra import VectorState
 
 
 def audit(

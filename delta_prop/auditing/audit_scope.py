@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from delta_prop.auditing.folding import FoldInput
+from delta_prop.auditing.sink_file import SinkRows, StorageSinkFile
 from delta_prop.delivery.cursors import read_cursors
+from delta_prop.delivery.quarantine import Quarantine
 from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log
 from delta_prop.directory.stored_sinks import read_quarantines
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.retention.snapshot import Snapshot
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from delta_prop.auditing.sink_file import SinkRows, StorageSinkFile
-    from delta_prop.delivery.quarantine import Quarantine
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.retention.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 
-from delta_prop.auditing.sink_file import FORMS, to_signed
+from delta_prop.auditing.sink_file import FORMS, Row, to_signed
 from delta_prop.calls.argument_checks import check_path
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import PurePath
-
-    from delta_prop.auditing.sink_file import Row
 
 NO_OFFSET = -1
 """Offset of a row that has none."""

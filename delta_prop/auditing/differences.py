@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from delta_prop_wire.algebra import Key, VectorState
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.jsonlines import ABSENT_TEXT
 from delta_prop_wire.topics import kind_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from delta_prop_wire.algebra import Key, VectorState
 
 MISSING, STALE, EXTRA, CORRUPTED = "missing", "stale", "extra", "corrupted"
 QUARANTINED = "quarantined"

@@ -6,26 +6,20 @@ they are large, and merged. One pass gives the states at two offsets of the log.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from delta_prop.auditing.differences import LogState
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.readonly.follow import Follower
 from delta_prop_broker.retention.merging import Merge
 from delta_prop_broker.retention.raw_rows import FrameBuilder
-from delta_prop_broker.retention.snapshot import sort_keys
+from delta_prop_broker.retention.snapshot import Snapshot, sort_keys
 from delta_prop_broker.retention.sorted_run import ChangeFolder, RunBuilder, SortedRun, SpillFile
-from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import KnownIds, Source
 from delta_prop_wire.state_rows import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.retention.snapshot import Snapshot
-    from delta_prop_wire.batch import Batch
 
 RUN_BYTES_MAX = 64 * 1024 * 1024
 """Approximate memory for sorting; more is spilled."""

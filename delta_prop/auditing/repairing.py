@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import PurePath
+from typing import TypeVar
 
 from delta_prop.auditing.differences import Difference
 from delta_prop.calls.argument_checks import check_instance, check_path
-from delta_prop.client import SyncProducer
+from delta_prop.client import SyncProducer, SyncReceipt
 from delta_prop.directory.request_client import open_directory
+from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import PurePath
-
-    from delta_prop.client import SyncReceipt
-    from delta_prop_wire.delta import Delta
 
 IN_FLIGHT_MAX = 1_000
 """Maximum number of repair deltas in flight."""

@@ -9,22 +9,19 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from delta_prop.auditing.differences import SinkRow
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_sinks.storage_file import APPLICATION_ID, REBUILDING_VERSION, SCHEMA_VERSION
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from delta_prop_broker.disk import Disk
 
 Row = tuple[Any, ...]
 """namespace, vector id, form, value, metadata, ignored, Lamport number, origin, counter, offset."""

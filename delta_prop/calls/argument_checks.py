@@ -5,7 +5,7 @@ Pure, without the service's state; checks that depend on it are made where that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from delta_prop.calls.outcomes import PublishAck
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.bounds import (
     all_finite,
     check_indices,
@@ -30,11 +31,7 @@ from delta_prop_wire.topics import Topic
 from delta_prop_wire.validate import validate_batch, validate_delta
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import ArrayLike, NDArray
-
-    from delta_prop_wire.batch import Batch
 
 T = TypeVar("T")
 

@@ -5,16 +5,12 @@ Nothing here waits. `receipt.py` waits for outcomes, and so do clients without a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from delta_prop_wire.delta import AckLevel, Dot
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from delta_prop_wire.delta import Delta
+from delta_prop_wire.delta import AckLevel, Delta, Dot
 
 
 class RowAck(NamedTuple):

@@ -6,16 +6,13 @@ A receipt is settled once; it decides nothing, it only reports.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Generator, Sequence
 
 import anyio
 
 from delta_prop.calls.outcomes import OfferState, PublishAck
 from delta_prop.calls.refusals import first_copy_removed
 from delta_prop_wire.errors import Refused, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Sequence
 
 __all__ = ["OfferState", "PublishAck", "Receipt"]
 

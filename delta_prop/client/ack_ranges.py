@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.calls.outcomes import PublishAck, RowAck
+from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.client.offer import Offer
     from delta_prop.client.sequence_sender import UnackedBatch
-    from delta_prop_wire.delta import Dot
     from delta_prop_wire.frames import AckRange
 
 

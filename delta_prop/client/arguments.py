@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,8 +16,6 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Credit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     E = TypeVar("E", bound=IntEnum)
 
 

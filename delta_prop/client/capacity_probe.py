@@ -5,15 +5,14 @@ Pure. If every unacknowledged batch were resent, each would be refused for the s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from delta_prop.client.sequence_sender import SequenceSender, UnackedBatch
-    from delta_prop_wire.errors import Refused
 
 NO_CAPACITY_CODES = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL, ErrorCode.LOG_FAILED})
 """Refusals that are not about the batch itself: the next batch would be refused too."""

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop_wire.errors import Refused
+
 if TYPE_CHECKING:
     from delta_prop.calls.outcomes import PublishAck
-    from delta_prop_wire.errors import Refused
 
 
 class ChangeSignal:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack
 
 import anyio
-
-if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
 
 
 async def close_tasks(exits: AsyncExitStack, error: BaseException | None) -> None:

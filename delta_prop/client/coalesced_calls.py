@@ -6,21 +6,18 @@ own. This slow path gives each caller the same outcome.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING
 
 from delta_prop.calls.outcomes import PublishAck
-from delta_prop.client.offer import Offer, PendingDot
-from delta_prop_wire.delta import Dot
+from delta_prop.client.offer import Offer, OutcomeListener, PendingDot
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
+from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from delta_prop.client.offer import OutcomeListener
     from delta_prop.client.sequence_sender import UnackedBatch
     from delta_prop.platform.one_shot import OneShot
-    from delta_prop_wire.delta import AckLevel, Delta, Priority
-    from delta_prop_wire.errors import Refused
 
 CALLS_MAX = 1_000
 CALLS_BYTES_MAX = 256 * 1024

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.addresses import Address, parse_addresses
 from delta_prop.client.arguments import check_connection, settings_or_default
 from delta_prop.client.session import Session
+from delta_prop.client.settings import ClientSettings
+from delta_prop.platform.ports import Network, Stream, Tls, World
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from delta_prop.client.addresses import Address
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.platform.ports import Network, Stream, Tls, World
 
 
 class Connector:

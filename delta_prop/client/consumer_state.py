@@ -23,18 +23,20 @@ from delta_prop_wire.frames import (
     BatchFrame,
     Credit,
     DeltaFrame,
+    Frame,
     Heartbeat,
     Nack,
     PressureLevel,
     Start,
     StartAt,
+    Subscribed,
     Subscription,
+    Welcome,
 )
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.client.session import Session
-    from delta_prop_wire.frames import Frame, Subscribed, Welcome
 
 logger = logging.getLogger("delta_prop.client")
 

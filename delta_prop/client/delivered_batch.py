@@ -5,20 +5,14 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from delta_prop.calls.outcomes import Delivered
-from delta_prop_wire.frames import BatchFrame
-from delta_prop_wire.slicing import rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.frames import DeltaFrame
-    from delta_prop_wire.slicing import Row
-    from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.frames import BatchFrame, DeltaFrame
+from delta_prop_wire.slicing import Row, rows_of
+from delta_prop_wire.stamp import Stamp
 
 
 class DeliveredBatch:

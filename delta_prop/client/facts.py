@@ -7,9 +7,9 @@ value.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from delta_prop.client.request_client import RequestClient
+from delta_prop.platform.ports import Tls
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import (
@@ -27,9 +27,6 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.requests import STARTS_MAX
 from delta_prop_wire.spec import COUNTER_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
-
-if TYPE_CHECKING:
-    from delta_prop.platform.ports import Tls
 
 __all__ = [
     "Description",

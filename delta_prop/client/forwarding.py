@@ -6,6 +6,7 @@ It never re-encodes a body: only a frame's header is new, with the Lamport numbe
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,24 +16,20 @@ from delta_prop.client.backoff import Backoff
 from delta_prop.client.connector import Connector
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.reconnecting_link import ReconnectingLink
+from delta_prop.client.session import Session
+from delta_prop.client.settings import ClientSettings
 from delta_prop.platform.connection_faults import Misconfigured
+from delta_prop.platform.ports import Tls, World
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
-from delta_prop_wire.frames import Ack, BatchFrame, Hello, Nack
+from delta_prop_wire.frames import Ack, BatchFrame, Frame, Hello, Nack, Welcome
 from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 from delta_prop_wire.stamp import Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from typing_extensions import Buffer
-
-    from delta_prop.client.session import Session
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.platform.ports import Tls, World
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.frames import Frame, Welcome
 
 logger = logging.getLogger("delta_prop.client")
 

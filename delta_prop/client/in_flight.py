@@ -6,13 +6,12 @@ Pure. It maps sequences to batches and does not interpret outcomes.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from delta_prop.client.ack_ranges import record_ack_range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop.client.sequence_sender import UnackedBatch
     from delta_prop_wire.frames import Ack
 

@@ -6,10 +6,11 @@ with `SyncProducer(…, job=JobPart(…))`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from delta_prop.client.producer_protocol import check_staging
 from delta_prop.client.request_client import RequestClient
+from delta_prop.platform.ports import Tls
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import (
     Decide,
@@ -22,11 +23,6 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.requests import PARTS_MAX
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from delta_prop.platform.ports import Tls
 
 __all__ = ["Decision", "JobPart", "JobState", "JobStatus", "StagedPart", "attempt_of", "decide"]
 

@@ -5,26 +5,24 @@ Pure values and small transitions. An offer has no dots until a batch is made th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgpack
+import numpy as np
 
 from delta_prop.calls.argument_checks import with_parents
 from delta_prop.calls.outcomes import PublishAck
-from delta_prop_wire.delta import Delta, Dot, Source, create, dense
+from delta_prop_wire.delta import Delta, Dot, Priority, Source, create, dense
 from delta_prop_wire.delta import Kind as _Kind
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.slicing import deltas_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
     from numpy.typing import NDArray
 
     from delta_prop.client.sequence_sender import UnackedBatch
     from delta_prop_wire.block import Block
-    from delta_prop_wire.delta import Priority
-    from delta_prop_wire.errors import Refused
 
 ROW_OVERHEAD_BYTES = 64
 """Approximate bytes of a row besides its name and content."""

@@ -6,11 +6,10 @@ A client may try for minutes; without the warning its program would seem to hang
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.client.addresses import Address
 
 logger = logging.getLogger("delta_prop.client.outage")

@@ -6,12 +6,15 @@ This module waits and wakes; `producer_state.py` decides what to send, to resend
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.calls.argument_checks import (
+    Dependency,
     check_columns,
     check_deltas,
     dependency_key,
@@ -23,32 +26,24 @@ from delta_prop.calls.receipt import Receipt
 from delta_prop.client.arguments import parse_member
 from delta_prop.client.change_signal import ChangeSignal
 from delta_prop.client.closing import close_tasks
+from delta_prop.client.coalesced_calls import CoalescedCalls
 from delta_prop.client.connector import Connector
-from delta_prop.client.offer import Columns, Offer, make_offer
+from delta_prop.client.counts import Counts
+from delta_prop.client.offer import Columns, Offer, PendingDot, make_offer
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.client.refusals import offers_unacked, timed_out
-from delta_prop.platform.one_shot import one_shot_factory
+from delta_prop.client.settings import ClientSettings
+from delta_prop.platform.one_shot import OneShot, one_shot_factory
+from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.bounds import check_ack_level, check_integer
 from delta_prop_wire.core import core_mode
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Delta, Kind, Priority, Source
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.spec import PARTITION_BITS, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
-
     from numpy.typing import ArrayLike
-
-    from delta_prop.calls.argument_checks import Dependency
-    from delta_prop.client.coalesced_calls import CoalescedCalls
-    from delta_prop.client.counts import Counts
-    from delta_prop.client.offer import PendingDot
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.platform.one_shot import OneShot
-    from delta_prop.platform.ports import Tls, World
-    from delta_prop_wire.delta import AckLevel, Dot
 
 _EXPIRE_INTERVAL_S = 1.0
 """Interval between checks for timed-out offers."""

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from delta_prop.client.producer_state import ProducerState
 from delta_prop_wire.codec import encode_head
-from delta_prop_wire.delta import Priority, Source
+from delta_prop_wire.delta import AckLevel, Priority, Source
 from delta_prop_wire.errors import UsageError
-from delta_prop_wire.frames import Ack, Backpressure, Hello, Nack
+from delta_prop_wire.frames import Ack, Backpressure, Frame, Hello, JobPart, Nack, Welcome
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop.client.session import Session
-    from delta_prop_wire.delta import AckLevel
-    from delta_prop_wire.frames import Frame, JobPart, Welcome
 
 SEND_BYTES_MAX = 256 * 1024
 """Bytes after which `data_to_send` returns; it may exceed them by one batch."""

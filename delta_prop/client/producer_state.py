@@ -6,7 +6,8 @@ that is not acknowledged is resent, in order, with the same dots and bytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.ack_ranges import contiguous_offset, outcome_of
@@ -15,29 +16,30 @@ from delta_prop.client.coalesced_calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_
 from delta_prop.client.counts import Counts
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.in_flight import InFlight
-from delta_prop.client.offer import ROW_OVERHEAD_BYTES, Offer, OutcomeJoiner, PartListener, PendingDot
+from delta_prop.client.offer import (
+    ROW_OVERHEAD_BYTES,
+    Offer,
+    OutcomeJoiner,
+    OutcomeListener,
+    PartListener,
+    PendingDot,
+)
 from delta_prop.client.refusals import dot_used_before, offer_unanswered, timed_out, with_row
 from delta_prop.client.senders import Senders
+from delta_prop.client.sequence_sender import SequenceSender, UnackedBatch
 from delta_prop.client.service_identity import ServiceIdentity
 from delta_prop.client.splitting import split_around, split_rows
 from delta_prop.client.unacked_offers import UnackedOffers
 from delta_prop.delivery.backpressure.advice import Advice
 from delta_prop.producing.origin_sequence import IN_FLIGHT_BYTES_MAX, check_in_flight
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.delta import AckLevel, Priority
+from delta_prop_wire.delta import AckLevel, Delta, Priority
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.frames import BatchFrame, OriginClaim
+from delta_prop_wire.frames import Ack, Backpressure, BatchFrame, Nack, OriginClaim, Welcome
 from delta_prop_wire.spec import COUNTER_MAX, FINAL, VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NoReturn
-
-    from delta_prop.client.offer import OutcomeListener
-    from delta_prop.client.sequence_sender import SequenceSender, UnackedBatch
     from delta_prop.platform.one_shot import OneShot
-    from delta_prop_wire.delta import Delta
-    from delta_prop_wire.frames import Ack, Backpressure, Nack, Welcome
 
 IN_FLIGHT_OFFERS_MAX = 10_000
 BATCH_DELTAS_MAX = 1_000

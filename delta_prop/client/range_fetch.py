@@ -5,6 +5,7 @@ Pure: `now` is an argument, frames come in and batches go out. Unlike a subscrib
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,15 +15,23 @@ from delta_prop.client.service_identity import ServiceIdentity
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import Ack, BatchFrame, Credit, Heartbeat, Nack, Start, StartAt, Subscription
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    Credit,
+    Frame,
+    Heartbeat,
+    Nack,
+    Start,
+    StartAt,
+    Subscription,
+    Welcome,
+)
 from delta_prop_wire.slicing import slice_rows
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from delta_prop.client.session import Session
-    from delta_prop_wire.frames import Frame, Welcome
     from delta_prop_wire.topics import Topic
 
 CREDIT_BYTES = 8 * 1024 * 1024

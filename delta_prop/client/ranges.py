@@ -6,33 +6,38 @@ No event loop and no thread. A connection that is idle for long between two batc
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.addresses import Address, parse_addresses
 from delta_prop.client.arguments import check_connection, settings_or_default
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.producer_protocol import check_staging
 from delta_prop.client.range_fetch import CREDIT_BYTES, RangeFetch
+from delta_prop.client.settings import ClientSettings
 from delta_prop.client.sync_producer import FAULTS_MAX, RNG, BlockingConnection
 from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
+from delta_prop.platform.ports import Tls
 from delta_prop.platform.tls_contexts import client_context
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.frames import Ack, Credit, Hello, Nack, OriginClaim, Start, StartAt, Subscription
+from delta_prop_wire.frames import (
+    Ack,
+    Credit,
+    Hello,
+    Nack,
+    OriginClaim,
+    Start,
+    StartAt,
+    Subscription,
+    Welcome,
+)
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import ALL, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import TypeVar
-
-    from delta_prop.client.addresses import Address
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.platform.ports import Tls
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.frames import Welcome
-
     T = TypeVar("T")
 
 _CLIENT_NAME = "reads a range"

@@ -6,6 +6,7 @@ It moves frames and does not interpret them: its `LinkProtocol`, a producer or a
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -15,19 +16,16 @@ from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.outage import Outage
 from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
 from delta_prop_wire.errors import DeltaPropError, ProtocolError, Refused, UsageError
-from delta_prop_wire.frames import Ack, Welcome
+from delta_prop_wire.frames import Ack, Frame, Hello, Welcome
 from delta_prop_wire.requests import join_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop.client.addresses import Address
     from delta_prop.client.connector import Connector
     from delta_prop.client.session import Session
     from delta_prop.platform.ports import Stream
-    from delta_prop_wire.frames import Frame, Hello
 
 logger = logging.getLogger("delta_prop.client")
 

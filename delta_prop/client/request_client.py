@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from delta_prop.calls.argument_checks import check_timeout
-from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.addresses import Address, parse_addresses
 from delta_prop.client.arguments import check_connection
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Unreachable
@@ -15,18 +16,11 @@ from delta_prop.client.outage import Outage
 from delta_prop.client.settings import ClientSettings
 from delta_prop.client.sync_producer import RNG, BlockingConnection
 from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
+from delta_prop.platform.ports import Tls
 from delta_prop.platform.tls_contexts import client_context
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.frames import Ack, Hello, Nack, Welcome
+from delta_prop_wire.frames import Ack, Frame, Hello, Nack, Request, Response, Welcome
 from delta_prop_wire.requests import join_pages
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Iterable, Sequence
-
-    from delta_prop.client.addresses import Address
-    from delta_prop.platform.ports import Tls
-    from delta_prop_wire.frames import Frame, Request, Response
 
 
 @dataclass(frozen=True, slots=True)

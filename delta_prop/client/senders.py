@@ -5,17 +5,15 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from delta_prop.client.offer import Offer
 from delta_prop.client.sequence_sender import SequenceSender
 from delta_prop.client.vector_order import VectorOrder
-from delta_prop_wire.delta import Priority, make_origin, producer_id_of
+from delta_prop_wire.delta import Dot, Priority, make_origin, producer_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from delta_prop.client.offer import Offer
-    from delta_prop_wire.delta import Dot
     from delta_prop_wire.frames import OriginGrant
 
 

@@ -7,28 +7,22 @@ that grants another epoch, or has lost acknowledged deltas, gets the same dots i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from delta_prop.calls.argument_checks import with_parents
 from delta_prop.client.backoff import Backoff
-from delta_prop.client.offer import Columns
+from delta_prop.client.offer import Columns, Offer
 from delta_prop.producing.origin_sequence import OriginSequence, SentBatch
 from delta_prop.producing.sent_clocks import highest_dots
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.block import Block
 from delta_prop_wire.core import core_mode
-from delta_prop_wire.delta import Delta, Dot, Kind, Operation
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from delta_prop.client.offer import Offer
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import AckLevel, Priority, Source
 
 QUERY_EPOCH = 0
 """The epoch of an outcome query: a batch that is never appended, but asks for the outcome of its dots."""

@@ -5,22 +5,20 @@ Pure: `now` is an argument, bytes come in and go out. The session's user interpr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop.platform.connection_faults import FIRST_BYTES_MAX, protocol_fault
 from delta_prop_wire.codec import NEED_BYTES
 from delta_prop_wire.connection import Connection
-from delta_prop_wire.frames import Heartbeat, Hello, Nack, Subscribe, Unsubscribe
+from delta_prop_wire.frames import Frame, Heartbeat, Hello, Nack, Request, Subscribe, Unsubscribe
 from delta_prop_wire.message_rules import Phase, Role
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop.client.addresses import Address
     from delta_prop.client.settings import ClientSettings
-    from delta_prop_wire.frames import Frame, Request
 
 _NO_TOKEN = (
     "this service requires a token, and none was given: give one with token=, at the command line with "

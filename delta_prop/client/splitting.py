@@ -5,11 +5,10 @@ Pure. The parts replace the batch in its sender; the caller schedules them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.client.sequence_sender import UnackedBatch
 
 

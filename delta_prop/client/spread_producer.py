@@ -6,24 +6,31 @@ the rest. A service that is down delays only the calls that write to it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
 from delta_prop.calls.argument_checks import (
+    Dependency,
     check_columns,
     check_deltas,
     dependency_key,
     timeout_or_default,
     validate,
 )
+from delta_prop.calls.outcomes import PublishAck
+from delta_prop.calls.receipt import Receipt
 from delta_prop.client.arguments import settings_or_default
+from delta_prop.client.counts import Counts
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.producer import Producer
 from delta_prop.client.service_identity import LogMismatch
+from delta_prop.client.settings import ClientSettings
 from delta_prop.client.spreading import (
     Part,
     ServiceMap,
@@ -35,25 +42,14 @@ from delta_prop.client.spreading import (
     parse_services,
     wrong_log,
 )
+from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Delta, Kind, Priority, Source
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-    from types import TracebackType
-    from typing import TypeAlias
-
     from numpy.typing import ArrayLike
-
-    from delta_prop.calls.argument_checks import Dependency
-    from delta_prop.calls.outcomes import PublishAck
-    from delta_prop.calls.receipt import Receipt
-    from delta_prop.client.counts import Counts
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.platform.ports import Tls, World
-    from delta_prop_wire.delta import AckLevel
 
     SpreadCause: TypeAlias = "SpreadReceipt | SpreadPublished | Dependency"
 

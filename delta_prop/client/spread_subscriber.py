@@ -6,32 +6,28 @@ service has a `Subscriber` of its own, which does the rest.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from types import TracebackType
+from typing import Literal, NamedTuple, TypeAlias
 
 import anyio
 
 from delta_prop.client.arguments import settings_or_default
 from delta_prop.client.change_signal import ChangeSignal
 from delta_prop.client.consumer_state import CREDIT
+from delta_prop.client.delivered_batch import DeliveredBatch
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.service_identity import LogMismatch
+from delta_prop.client.settings import ClientSettings
 from delta_prop.client.spreading import check_distinct_logs, check_log_ids, parse_services, wrong_log
-from delta_prop.client.subscriber import Subscriber
+from delta_prop.client.subscriber import StartPosition, Subscriber
+from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Delta, Priority, Source
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-    from types import TracebackType
-
-    from delta_prop.client.delivered_batch import DeliveredBatch
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.client.subscriber import StartPosition
-    from delta_prop.platform.ports import Tls, World
-    from delta_prop_wire.delta import Delta, Priority, Source
 
 SpreadStart: TypeAlias = "str | datetime | Sequence[Cursor | None]"
 """Where to start: "earliest" or "latest" in all logs, a time, or the cursors of an earlier subscriber."""

@@ -7,23 +7,18 @@ services in the same order finds the vector.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from delta_prop.calls.outcomes import PublishAck
-from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.addresses import Address, parse_addresses
 from delta_prop.client.service_identity import check_log_id
-from delta_prop_wire.delta import Dot, origin_partition
+from delta_prop_wire.delta import Delta, Dot, origin_partition
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.murmur import partition_of, partitions_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from delta_prop.client.addresses import Address
-    from delta_prop_wire.delta import Delta
 
 SERVICES_MAX = 64
 CACHED_VECTORS_MAX = 50_000

@@ -5,10 +5,12 @@ This module waits and wakes; `consumer_state.py` handles deliveries, redeliverie
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from types import TracebackType
+from typing import Literal, TypeAlias
 
 import anyio
 
@@ -18,27 +20,20 @@ from delta_prop.client.arguments import parse_credit, parse_members
 from delta_prop.client.change_signal import ChangeSignal
 from delta_prop.client.closing import close_tasks
 from delta_prop.client.connector import Connector
-from delta_prop.client.consumer_state import CREDIT, ConsumerState
+from delta_prop.client.consumer_state import CREDIT, ConsumerState, RequestOutcome
+from delta_prop.client.delivered_batch import DeliveredBatch
 from delta_prop.client.reconnecting_link import ReconnectingLink
+from delta_prop.client.session import Session
+from delta_prop.client.settings import ClientSettings
 from delta_prop.platform.dates import TIME_EXAMPLES, check_past, parse_time
+from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.bounds import check_integer, check_name
 from delta_prop_wire.compression import available_codecs
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.frames import Filter, Hello, Start, StartAt, Subscription
+from delta_prop_wire.frames import Backpressure, Filter, Frame, Hello, Start, StartAt, Subscription, Welcome
 from delta_prop_wire.spec import BATCH_ROWS_MAX, VECTOR_ID_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-    from types import TracebackType
-
-    from delta_prop.client.consumer_state import RequestOutcome
-    from delta_prop.client.delivered_batch import DeliveredBatch
-    from delta_prop.client.session import Session
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.platform.ports import Tls, World
-    from delta_prop_wire.frames import Backpressure, Frame, Welcome
 
 StartPosition: TypeAlias = str | int | datetime | Cursor
 """The position to start at: an end of the log (`earliest`, `latest`), an offset, a time (a datetime, or text

@@ -11,10 +11,13 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from delta_prop.calls.argument_checks import (
+    Dependency,
     check_columns,
     check_deltas,
     dependency_key,
@@ -22,39 +25,30 @@ from delta_prop.calls.argument_checks import (
     validate,
 )
 from delta_prop.calls.outcomes import PublishAck
-from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.addresses import Address, parse_addresses
 from delta_prop.client.arguments import check_connection, parse_member, settings_or_default
 from delta_prop.client.backoff import Backoff
+from delta_prop.client.counts import Counts
 from delta_prop.client.errors import Reconnect, Unreachable
-from delta_prop.client.offer import Columns, Offer, make_offer
+from delta_prop.client.offer import Columns, Offer, PendingDot, make_offer
 from delta_prop.client.outage import Outage
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.refusals import offers_unacked, timed_out
 from delta_prop.client.session import Session
+from delta_prop.client.settings import ClientSettings
 from delta_prop.platform.connection_faults import FIRST_BYTES_MAX, AddressFaults, Misconfigured, tls_fault
+from delta_prop.platform.ports import Tls
 from delta_prop.platform.tls_contexts import client_context
 from delta_prop.platform.unknown_hosts import unknown_host
+from delta_prop_wire.block import Block
 from delta_prop_wire.bounds import check_ack_level
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.frames import Ack
+from delta_prop_wire.frames import Ack, JobPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
-
     from numpy.typing import ArrayLike
     from typing_extensions import Buffer
-
-    from delta_prop.calls.argument_checks import Dependency
-    from delta_prop.client.addresses import Address
-    from delta_prop.client.counts import Counts
-    from delta_prop.client.offer import PendingDot
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.platform.ports import Tls
-    from delta_prop_wire.block import Block
-    from delta_prop_wire.delta import AckLevel, Delta, Dot
-    from delta_prop_wire.frames import JobPart
 
 POLL_ROWS = 1_000
 """After this many offered rows, the call polls the connection."""

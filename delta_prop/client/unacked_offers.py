@@ -6,11 +6,10 @@ has a queue of its own, the oldest first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from delta_prop.client.offer import Offer
 
 

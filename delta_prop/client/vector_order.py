@@ -6,13 +6,12 @@ only the order of its own sender: its rows are not decoded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from delta_prop.producing.last_dots import LastDots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from delta_prop.client.offer import Offer, PendingDot
     from delta_prop.client.sequence_sender import SequenceSender
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
@@ -27,14 +28,12 @@ from delta_prop.commands.spark_output import ROWS_MAX, put_rows
 from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop.platform import system
 from delta_prop.spark.arguments import FORMATS
+from delta_prop.spark.options import Remote
+from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable, Iterator
-
-    from delta_prop.spark.options import Remote
-    from delta_prop_wire.delta import Delta
 
 OK, FAILED = 0, 1
 REPORT_COLUMNS = ("difference", "namespace", "vector_id", "reason")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.commands.startup import check_startup
-from delta_prop.configuration import read_configuration, to_json, to_toml
+from delta_prop.configuration import Configuration, read_configuration, to_json, to_toml
 from delta_prop.platform import system
 from delta_prop.platform.world import real_world
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from delta_prop.configuration import Configuration
 
 OK = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.top import fetch
@@ -12,15 +13,13 @@ from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.directory.request_client import submit_request
 from delta_prop.directory.stored_sinks import read_sinks
 from delta_prop.platform import system
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.segments.paths import LOCK_PATH
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Coroutine
-
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.durable import DurableLog
 
 OK, FAILED = 0, 1
 WAIT_S = 3.0

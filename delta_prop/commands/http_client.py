@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,8 +19,6 @@ from delta_prop.server.settings import HTTP_PORT
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from delta_prop.commands.connect_options import ConnectOptions
     from delta_prop.platform.ports import Network, Stream
 

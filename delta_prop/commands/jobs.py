@@ -7,6 +7,7 @@ be listed while it is served; an abort in a directory requires that no server ha
 from __future__ import annotations
 
 import json
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.client.jobs import decide
@@ -20,15 +21,13 @@ from delta_prop.server.job_files import JobFiles, job_to_json, stem_of
 from delta_prop.server.job_rules import already_decided, unknown_job
 from delta_prop.server.part_file import path_of
 from delta_prop_broker.corruption import LogBusy
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.segments.paths import LOCK_PATH
 from delta_prop_wire.frames import Decision, JobState, JobStatus, RefusedRow
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Coroutine, Sequence
-
-    from delta_prop_broker.disk import Disk
 
 OK, FAILED = 0, 1
 _COLUMNS = ("job", "state", "deltas", "published", "duplicates", "refused", "bytes", "token")

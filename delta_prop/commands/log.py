@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.connect_options import read_position
 from delta_prop.delivery.cursors import cursors_corruption
-from delta_prop.directory.log_positions import EARLIEST, LATEST, reached_offset
+from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition, reached_offset
 from delta_prop.directory.readonly_log import open_disk, open_readonly_log, snapshot_to_json
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
 from delta_prop_broker.corruption import REPAIR, LogCorrupted
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.readonly.inspect import inspect, inspect_checkpoints, inspect_snapshots, start_offset
 from delta_prop_broker.retention.snapshot import SnapshotFacts, snapshot_path
+from delta_prop_broker.segments.frames import FrameLocation
 from delta_prop_broker.segments.paths import DIRECTORY
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.control_rows import ControlType, control_type, refused_code
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import to_line
@@ -27,13 +32,6 @@ from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
-
-    from delta_prop.directory.log_positions import LogPosition
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.segments.frames import FrameLocation
-    from delta_prop_wire.batch import Batch
 
 OK, FAILED = 0, 1
 _REPORTED_MAX = 20

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.platform import system
 from delta_prop.platform.world import SystemRandomness
 from delta_prop_broker.recovery import migration
+from delta_prop_broker.recovery.migration import MigrationPlan, MigrationReport
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from delta_prop_broker.recovery.migration import MigrationPlan, MigrationReport
 
 OK = 0
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS
-from typing import TYPE_CHECKING, Any
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Coroutine
+from typing import Any
 
 from delta_prop.commands.parsers import (
     POSITION_HELP,
@@ -16,10 +17,6 @@ from delta_prop.commands.parsers import (
     add_subverbs,
     add_verb_parser,
 )
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Coroutine
 
 
 def add_operator_verbs(verbs: Any) -> None:

@@ -5,13 +5,11 @@ They load no module that runs a verb: such a module is imported when its verb ru
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Coroutine
-
     Runner = Callable[[Namespace], int | Coroutine[Any, Any, int]]
 
 TIME_HELP = "a time like 2026-01-31T12:00:00Z"

@@ -7,6 +7,7 @@ watermark are answered from the log, the others are sent.
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,24 +18,25 @@ import anyio.lowlevel
 from delta_prop.api.propagator import Propagator
 from delta_prop.calls.argument_checks import is_transform
 from delta_prop.client import Producer
-from delta_prop.commands.connect_options import source_of
-from delta_prop.commands.publishers import LineAck, LocalPublisher, RemotePublisher, with_line_number
+from delta_prop.commands.connect_options import ConnectOptions, source_of
+from delta_prop.commands.publishers import (
+    LineAck,
+    LocalPublisher,
+    Publisher,
+    RemotePublisher,
+    with_line_number,
+)
 from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop.directory.log_positions import check_name_argument
 from delta_prop.platform import system
 from delta_prop_broker.corruption import LogBusy
-from delta_prop_wire.delta import AckLevel, Source
+from delta_prop_wire.delta import AckLevel, Delta, Source
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import AsyncIterator
-
-    from delta_prop.commands.connect_options import ConnectOptions
-    from delta_prop.commands.publishers import Publisher
-    from delta_prop_wire.delta import Delta
 
 OK, FAILED = 0, 1
 IN_FLIGHT_MAX = 4_000

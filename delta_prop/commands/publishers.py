@@ -5,6 +5,7 @@ A retryable refusal is retried until the line is appended, or until there is no 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -12,6 +13,7 @@ import anyio
 
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.receipt import Receipt
+from delta_prop.client import Producer as RemoteProducer
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.offer import Offer
 from delta_prop.client.producer_state import ProducerState
@@ -21,18 +23,14 @@ from delta_prop.platform import system
 from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop.server.outcome_collector import make_ack_ranges
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import Source, producer_id_of
+from delta_prop_wire.delta import AckLevel, Delta, Source, producer_id_of
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import Ack, Nack, OriginGrant, Welcome
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from delta_prop.api.propagator import Propagator
-    from delta_prop.client import Producer as RemoteProducer
     from delta_prop.partition.ingest.origins import Grant
-    from delta_prop_wire.delta import AckLevel, Delta
 
 STALL_TIMEOUT_S = 60.0
 """Seconds without progress after which the run ends with the refusal that blocks it; it can be repeated."""

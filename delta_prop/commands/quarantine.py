@@ -6,26 +6,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from delta_prop.delivery.held_deltas import QuarantinedDelta
+from delta_prop.delivery.operator_requests import OperatorRequest
 from delta_prop.delivery.quarantine import Quarantine
 from delta_prop.delivery.quarantine_file import read_all, read_stored
 from delta_prop.directory.request_client import open_directory, read_pending_requests, submit_request
 from delta_prop.directory.stored_sinks import read_quarantines, to_quarantine
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.segments.identity import Identity
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
-
-    from delta_prop.delivery.held_deltas import QuarantinedDelta
-    from delta_prop.delivery.operator_requests import OperatorRequest
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.segments.identity import Identity
 
 OK = 0
 _VECTOR_WIDTH = 28

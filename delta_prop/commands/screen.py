@@ -5,12 +5,10 @@ Rates are differences between the samples; the first screen has none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from delta_prop.directory.log_positions import escape_unprintable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NAME_CHARS = 20

@@ -6,6 +6,7 @@ Standard output gets exactly one line, once clients are accepted; all else goes 
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -13,15 +14,18 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 from delta_prop.api.propagator import Propagator
 from delta_prop.calls.refusals import ForeignSinkData
 from delta_prop.commands.configure import load
 from delta_prop.commands.server_logging import write_logs_to
-from delta_prop.commands.startup import check_startup, explain_listen_failure
+from delta_prop.commands.startup import ServerParts, check_startup, explain_listen_failure
+from delta_prop.configuration import Configuration
 from delta_prop.configuration.values import with_path
 from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.platform import system
+from delta_prop.platform.ports import World
 from delta_prop.platform.world import real_world
 from delta_prop.server.http import HttpPort
 from delta_prop.server.server_status import ServerStatus
@@ -32,13 +36,6 @@ from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
-
-    from anyio.abc import TaskGroup
-
-    from delta_prop.commands.startup import ServerParts
-    from delta_prop.configuration import Configuration
-    from delta_prop.platform.ports import World
 
 OK = 0
 logger = logging.getLogger("delta_prop.serve")

@@ -10,16 +10,14 @@ import json
 import logging
 import queue
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from delta_prop.directory.log_positions import escape_unprintable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TextIO
-
     from delta_prop.configuration.schema import LogFormat, LogLevel
 
 LINES_MAX = 10_000

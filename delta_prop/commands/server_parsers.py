@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from collections.abc import Coroutine
+from typing import Any
 
 from delta_prop.commands.parsers import (
     TIME_HELP,
@@ -16,10 +18,6 @@ from delta_prop.commands.parsers import (
     add_subverbs,
     add_verb_parser,
 )
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Coroutine
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "text")

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 from delta_prop.spark import system
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 _OWN_PREFIX = "delta_prop: "
 _NOISE = re.compile(

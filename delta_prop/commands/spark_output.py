@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.auditing.differences import Difference
@@ -12,8 +13,6 @@ from delta_prop.platform import system
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from pyspark.sql import DataFrame, Row
 
     from delta_prop.client.jobs import JobStatus

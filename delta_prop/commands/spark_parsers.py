@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from typing import Any
 
 from delta_prop.commands.parsers import (
     TIME_HELP,
@@ -17,9 +17,6 @@ from delta_prop.commands.parsers import (
     add_subverbs,
     add_verb_parser,
 )
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 _POSITION_HELP = f"as of an offset, {TIME_HELP}, or 1h for an hour ago; default: now"
 _MASTER = "local[*,3]"

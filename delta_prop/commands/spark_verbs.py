@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from delta_prop.commands.spark_log import SparkLog
 from delta_prop.directory.log_positions import EARLIEST, LATEST
 from delta_prop.platform import system
 from delta_prop.spark.java import check_java, check_packages
+from delta_prop.spark.options import Remote
 from delta_prop.spark.service_checks import query_job
 from delta_prop.spark.system import is_on_terminal, root_log_dropped
 from delta_prop_wire.delta import DEFAULT_NAMESPACE
@@ -38,11 +40,8 @@ from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
-
-    from delta_prop.spark.options import Remote
 
 OK, FAILED = 0, 1
 _OWN_ERROR = re.compile(r"^(?:delta_prop\w*\.)+(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)

@@ -6,33 +6,28 @@ at any moment, such as a taken port or a locked directory, are left to `serve`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
-from delta_prop.configuration import ForwardConfig, make_sinks
+from delta_prop.configuration import Attachment, Configuration, ForwardConfig, make_sinks
 from delta_prop.configuration.values import with_path
 from delta_prop.delivery.rebuild import can_be_rebuilt
 from delta_prop.platform import system
 from delta_prop.platform.path_checks import check_data_directory, check_file_writable, check_outside_data
-from delta_prop.platform.ports import Tls
+from delta_prop.platform.ports import Tls, World
 from delta_prop.platform.tls_contexts import client_context, server_context
 from delta_prop.server.access import Access
 from delta_prop.server.service import check_exposure, is_loopback
+from delta_prop.server.settings import ServerSettings
 from delta_prop.server.tokens import TokenDefaults
 from delta_prop_broker.segments.identity import check_format
 from delta_prop_sinks import JsonLinesSink, StorageSink
 from delta_prop_wire.errors import DeltaPropError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from delta_prop.configuration import Attachment, Configuration
-    from delta_prop.platform.ports import World
-    from delta_prop.server.settings import ServerSettings
 
 
 class ListenFailed(DeltaPropError):

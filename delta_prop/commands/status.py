@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from delta_prop.delivery.cursors import cursors_corruption, read_cursors, write_
 from delta_prop.delivery.group_cursor import forget_group, read_groups
 from delta_prop.delivery.operator_requests import forget_requests
 from delta_prop.delivery.quarantine_file import quarantine_path, remove_stored
+from delta_prop.delivery.status import SavedCursor
 from delta_prop.directory.log_positions import offset_to_reset_to
 from delta_prop.directory.readonly_log import open_disk, open_readonly_log, snapshot_to_json
 from delta_prop.directory.request_client import open_directory, submit_request
@@ -20,7 +22,10 @@ from delta_prop.platform.dates import format_time
 from delta_prop.server.job_files import JobFiles
 from delta_prop.server.server_status import lags_of
 from delta_prop_broker.corruption import LogBusy, LogCorrupted
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.directory import read_times
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.recovery.recovery import RecoveryReport
 from delta_prop_broker.segments.identity import read_identity
 from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_broker.segments.small_file import read_file
@@ -28,12 +33,6 @@ from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
-
-    from delta_prop.delivery.status import SavedCursor
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.recovery.recovery import RecoveryReport
 
 OK, FAILED = 0, 1
 

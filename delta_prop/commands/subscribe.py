@@ -6,6 +6,7 @@ lines are written, so after a kill some lines are repeated and none is missing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from math import inf
 from typing import TYPE_CHECKING
@@ -15,12 +16,13 @@ import anyio.lowlevel
 
 from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client import Subscriber
-from delta_prop.commands.connect_options import read_position, source_of
+from delta_prop.commands.connect_options import ConnectOptions, read_position, source_of
 from delta_prop.commands.wait_reporter import report_subscriber_waits
 from delta_prop.delivery.group_cursor import NAME_BYTES_MAX, GroupBusy, GroupCursor
 from delta_prop.directory.log_positions import (
     EARLIEST,
     LATEST,
+    LogPosition,
     check_name_argument,
     check_reached,
     offset_of,
@@ -28,21 +30,18 @@ from delta_prop.directory.log_positions import (
 )
 from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.platform import system
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.readonly.follow import Follower
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.topics import Topic
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
 
     from delta_prop.client.delivered_batch import DeliveredBatch
-    from delta_prop.commands.connect_options import ConnectOptions
-    from delta_prop.directory.log_positions import LogPosition
-    from delta_prop_broker.disk import Disk
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.topics import Topic
 
 OK = 0
 POLL_S = 0.02

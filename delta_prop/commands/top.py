@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from delta_prop.platform.world import real_world
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import AsyncIterator
 
 OK, FAILED = 0, 1
 DRAW_S = 1.0

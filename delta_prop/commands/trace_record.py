@@ -7,6 +7,7 @@ Readers ignore a torn block at the end.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from math import inf
 from typing import TYPE_CHECKING
@@ -15,11 +16,12 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.client import Subscriber
-from delta_prop.commands.connect_options import read_position, source_of
+from delta_prop.commands.connect_options import ConnectOptions, read_position, source_of
 from delta_prop.commands.wait_reporter import report_subscriber_waits
 from delta_prop.directory.log_positions import (
     EARLIEST,
     LATEST,
+    LogPosition,
     parse_span_s,
     reached_offset,
     subscribe_start_of,
@@ -29,17 +31,14 @@ from delta_prop.directory.recorded_traffic import SALT_BYTES, TrafficWriter
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
 from delta_prop_broker.readonly.follow import Follower
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.errors import UsageError
+from delta_prop_wire.stamp import Stamp
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
 
     from delta_prop.client.delivered_batch import DeliveredBatch
-    from delta_prop.commands.connect_options import ConnectOptions
-    from delta_prop.directory.log_positions import LogPosition
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.stamp import Stamp
 
 OK = 0
 SYNC_INTERVAL_S = 1.0

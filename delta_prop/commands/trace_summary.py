@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from delta_prop.directory.recorded_traffic import RecordedTraffic
+from delta_prop.directory.recorded_traffic import RecordedBatch, RecordedTraffic
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from delta_prop.directory.recorded_traffic import RecordedBatch
 
 OK = 0
 HASHES_MAX = 65_536

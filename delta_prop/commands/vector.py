@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,10 @@ from delta_prop.commands.connect_options import read_position
 from delta_prop.directory.log_positions import LATEST, check_name_argument, check_not_before
 from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log
 from delta_prop.platform import system
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.retention.snapshot import Snapshot
 from delta_prop_wire.algebra import VectorState, fold
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
 from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
 from delta_prop_wire.jsonlines import delta_to_json
@@ -20,11 +24,6 @@ from delta_prop_wire.state_rows import state_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
-
-    from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.retention.snapshot import Snapshot
-    from delta_prop_wire.batch import LoggedBatch
 
 OK, FAILED = 0, 1
 _FRAMES_MAX = 256

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.client import outage
+from delta_prop.client import Subscriber, outage
 from delta_prop.platform import system
 from delta_prop_wire.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from delta_prop.client import Subscriber
 
 REPORT_AFTER_S = 3.0
 """Seconds without progress after which a wait is reported."""

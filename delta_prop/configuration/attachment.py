@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,11 @@ from delta_prop.configuration.sinks import (
 )
 from delta_prop.configuration.values import with_path
 from delta_prop.platform.ports import Tls
+from delta_prop_sinks import ResidentVectors, Sink
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
     from delta_prop.api.propagator import Propagator
-    from delta_prop_sinks import ResidentVectors, Sink
 
 _COMMON_KEYS = frozenset(key.name for key in fields(SinkConfig))
 

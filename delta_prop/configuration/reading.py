@@ -7,16 +7,14 @@ underscores are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from delta_prop.configuration.schema import Configuration
 from delta_prop.configuration.values import EnvironmentText, build_dataclass, join_path
 from delta_prop.platform.toml_text import parse_toml
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "DELTA_PROP_"
 _SEPARATOR = "__"

@@ -5,8 +5,9 @@ The defaults are the sinks' own; a test compares them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
@@ -14,9 +15,6 @@ from delta_prop.configuration.values import File, format_value, value_error
 from delta_prop.delivery.sink_manager import OnLogFull
 from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MIB = 1024 * 1024
 

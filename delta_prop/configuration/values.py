@@ -6,12 +6,12 @@ Every error is a UsageError that begins with the path of the key, as it is writt
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from types import UnionType
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -27,9 +27,6 @@ from typing import (
 
 from delta_prop.platform.toml_text import parse_toml
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 T = TypeVar("T")
 _FILE_MARKER = "a file"

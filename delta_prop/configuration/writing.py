@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from delta_prop.configuration.schema import Configuration
 from delta_prop.configuration.sinks import SinkConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from delta_prop.configuration.schema import Configuration
 
 
 def to_json(configuration: Configuration) -> str:

@@ -12,6 +12,7 @@ import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
+from delta_prop.delivery.held_deltas import QuarantinedDelta
 from delta_prop.delivery.quarantine import ReplayPlan
 from delta_prop.delivery.reasons import rejected_unknown
 from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
@@ -20,7 +21,6 @@ from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
     from delta_prop.delivery.feed import Feed
-    from delta_prop.delivery.held_deltas import QuarantinedDelta
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.platform.ports import Timer
 
 PIPE_INTERVAL_S = 3.0

@@ -8,11 +8,8 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 DOCUMENT_CHARACTERS_MAX = 20_000
 ID_CHARACTERS_MAX = 120

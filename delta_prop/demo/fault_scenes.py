@@ -6,6 +6,7 @@ setting them, so a delta that is lost or applied twice leaves a wrong number, wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,18 +14,15 @@ import anyio
 
 from delta_prop.demo.console import format_size
 from delta_prop.demo.faulty_sinks import CrashingSink, SlowSink
-from delta_prop.demo.wiring import quantile_ms
+from delta_prop.demo.library import Library
+from delta_prop.demo.wiring import Wiring, quantile_ms
 from delta_prop_sinks.jsonlines import JsonLinesSink
 from delta_prop_sinks.storage import StorageSink
+from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from delta_prop.demo.library import Library
     from delta_prop.demo.scenes import Play
-    from delta_prop.demo.wiring import Wiring
-    from delta_prop_wire.delta import Delta
 
 SLOWDOWN_FACTOR = 100
 EDITS_MAX = 800

@@ -5,6 +5,7 @@ Both pass all deltas to the real sink inside, and neither changes or skips one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING
@@ -12,14 +13,11 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from delta_prop_sinks.sink import Delivery, StopSink, TryAgain
+from delta_prop_sinks.sink import Delivery, ResumePoint, Sink, SinkContext, StopSink, TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.demo.system import Workspace
     from delta_prop.platform.ports import Timer
-    from delta_prop_sinks.sink import ResumePoint, Sink, SinkContext
     from delta_prop_sinks.storage import StorageSink
 
 _MEASURED_MAX = 10_000

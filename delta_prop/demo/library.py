@@ -5,22 +5,18 @@ This module returns deltas; it publishes nothing, and reads no file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.demo.corpus import documents_of
+from delta_prop.demo.corpus import Document, documents_of
 from delta_prop.demo.embedding import DIMENSION, Embedding
-from delta_prop_wire.delta import Delta, create, delete, dense, sparse, sparse_add
+from delta_prop_wire.delta import Delta, Operation, create, delete, dense, sparse, sparse_add
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
-
-    from delta_prop.demo.corpus import Document
-    from delta_prop_wire.delta import Operation
 
 NAMESPACE = "docs"
 DOCUMENTS_MAX = 20_000

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import anyio
+from anyio.abc import TaskStatus
 
 from delta_prop.demo import system
-from delta_prop.demo.console import Console, blank_unprintable, format_size
+from delta_prop.demo.console import Console, Output, blank_unprintable, format_size
 from delta_prop.demo.corpus import ParseFailed
 from delta_prop.demo.fault_scenes import SLOWDOWN_FACTOR, crash_scene, slow_scene
 from delta_prop.demo.scenes import (
@@ -29,18 +31,10 @@ from delta_prop.demo.scenes import (
     search_scene,
     verify_scene,
 )
-from delta_prop.demo.wiring import DELTAS_MAX, open_wiring
+from delta_prop.demo.system import Terminal, Workspace
+from delta_prop.demo.verify import Verdict
+from delta_prop.demo.wiring import DELTAS_MAX, Wiring, open_wiring
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from anyio.abc import TaskStatus
-
-    from delta_prop.demo.console import Output
-    from delta_prop.demo.system import Terminal, Workspace
-    from delta_prop.demo.verify import Verdict
-    from delta_prop.demo.wiring import Wiring
 
 INTERRUPTED = 130
 FULL_BYTES = 1_000_000

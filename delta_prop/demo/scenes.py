@@ -6,31 +6,31 @@ Every number on the screen was measured in this run.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio.lowlevel
 
 from delta_prop.demo import system
-from delta_prop.demo.console import blank_unprintable, display_width, format_size, truncate
-from delta_prop.demo.corpus import PARAGRAPH_CHARACTERS_MIN, ParseFailed, count_short_paragraphs, documents_of
+from delta_prop.demo.console import Console, blank_unprintable, display_width, format_size, truncate
+from delta_prop.demo.corpus import (
+    PARAGRAPH_CHARACTERS_MIN,
+    Document,
+    ParseFailed,
+    count_short_paragraphs,
+    documents_of,
+)
 from delta_prop.demo.embedding import DIMENSION
 from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE, Library, append_words
+from delta_prop.demo.system import ScanResult, Workspace
 from delta_prop.demo.verify import Verdict, corrupt, verify
 from delta_prop.demo.wiring import Wiring, number_bytes
+from delta_prop.platform.ports import Timer
+from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import kind_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from delta_prop.demo.console import Console
-    from delta_prop.demo.corpus import Document
-    from delta_prop.demo.system import ScanResult, Workspace
-    from delta_prop.demo.wiring import Wiring
-    from delta_prop.platform.ports import Timer
-    from delta_prop_wire.delta import Delta
 
 SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("random sample without replacement", ("random:sample",)),

@@ -15,16 +15,14 @@ import sysconfig
 import tempfile
 import time
 from array import array
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import anyio
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from contextlib import AbstractContextManager
 
 
 class PreciseTimer:

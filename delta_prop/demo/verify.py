@@ -5,17 +5,15 @@ It does not rely on a sink's own report: it reads each row from the SQLite file,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 
-from delta_prop.demo.reference_fold import ReferenceFold, parse_logged_line
+from delta_prop.demo.reference_fold import Fingerprint, Key, ReferenceFold, parse_logged_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from delta_prop.demo.reference_fold import Fingerprint, Key
     from delta_prop.demo.system import Workspace
     from delta_prop.demo.wiring import Wiring
     from delta_prop_wire.algebra import VectorState

@@ -6,38 +6,34 @@ against.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import anyio
+import numpy as np
+from anyio.abc import TaskGroup
+from numpy.typing import NDArray
 
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
+from delta_prop.calls.outcomes import Delivered
+from delta_prop.calls.receipt import PublishAck
+from delta_prop.delivery.subscription import Subscription
 from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE
-from delta_prop.demo.reference_fold import create_line, fingerprint_of, line_of
+from delta_prop.demo.reference_fold import Fingerprint, create_line, fingerprint_of, line_of
+from delta_prop.platform.ports import Timer
 from delta_prop_sinks.cache import CacheSink
 from delta_prop_sinks.index import IndexSink
 from delta_prop_sinks.resident import ResidentVectors
 from delta_prop_sinks.storage import StorageSink
+from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-    from typing import TextIO
-
-    import numpy as np
-    from anyio.abc import TaskGroup
-    from numpy.typing import NDArray
-
-    from delta_prop.calls.outcomes import Delivered
-    from delta_prop.calls.receipt import PublishAck
-    from delta_prop.delivery.subscription import Subscription
-    from delta_prop.demo.reference_fold import Fingerprint
     from delta_prop.demo.system import Workspace
-    from delta_prop.platform.ports import Timer
-    from delta_prop_wire.delta import Delta
 
 SINKS = ("storage", "index", "cache", "subscriber", "audit", "replica")
 """Sinks in display order; the fault scenes attach the last two."""

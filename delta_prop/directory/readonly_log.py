@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from delta_prop.platform.path_checks import DATA_DIRECTORY_FIX
 from delta_prop.platform.system import open_existing_disk, pause
 from delta_prop_broker.corruption import LogCorrupted, add_directory_to_errors
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.recovery.recovery import RecoveryReport
+from delta_prop_broker.retention.snapshot import Snapshot
 from delta_prop_broker.segments.identity import check_format
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.recovery.recovery import RecoveryReport
-    from delta_prop_broker.retention.snapshot import Snapshot
 
 _ATTEMPTS_MAX = 5
 _RETRY_S = 0.05

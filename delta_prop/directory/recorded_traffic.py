@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,8 +22,6 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import BATCH_ROWS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from numpy.typing import NDArray
 
     from delta_prop_wire.batch import Batch

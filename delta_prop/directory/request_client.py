@@ -5,19 +5,19 @@ The process that has the directory open carries it out; if there is none, the ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from delta_prop.delivery.operator_requests import OperatorRequest, put_request, read_requests, take_refusal
+from delta_prop.delivery.operator_requests import (
+    OperatorRequest,
+    Verb,
+    put_request,
+    read_requests,
+    take_refusal,
+)
 from delta_prop.directory.readonly_log import open_disk
 from delta_prop.platform import system
-from delta_prop_broker.segments.identity import read_identity
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.segments.identity import Identity, read_identity
 from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_wire.errors import DeltaPropError, UsageError
-
-if TYPE_CHECKING:
-    from delta_prop.delivery.operator_requests import Verb
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.segments.identity import Identity
 
 WAIT_S = 10.0
 """Maximum seconds to wait until the process that has the directory open has carried a request out."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from delta_prop.delivery.cursors import read_cursors
 from delta_prop.delivery.group_cursor import read_groups
 from delta_prop.delivery.quarantine import Quarantine
-from delta_prop.delivery.quarantine_file import QuarantineCorrupted, read_all, read_stored
+from delta_prop.delivery.quarantine_file import (
+    EpochEnd,
+    QuarantineCorrupted,
+    StoredQuarantine,
+    read_all,
+    read_stored,
+)
 from delta_prop.delivery.quarantines import restore_quarantine
 from delta_prop.directory.request_client import read_pending_requests
 from delta_prop.platform import system
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.segments.identity import Identity
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from delta_prop.delivery.quarantine_file import EpochEnd, StoredQuarantine
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.segments.identity import Identity
 
 _UNBOUNDED = 1 << 62
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -22,8 +23,6 @@ from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from delta_prop.calls.receipt import Receipt
     from delta_prop.partition.listener import PartitionListener
     from delta_prop.partition.storage.committer import Committer

@@ -7,18 +7,17 @@ does not wait here: its delta may be the very one that the pending deltas wait f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop_wire.delta import Priority
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop.calls.receipt import Receipt
-    from delta_prop_wire.errors import Refused
 
 CAPACITY_CODES = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL})
 """Codes of refusals for which a caller waits until a sink or a commit frees capacity."""

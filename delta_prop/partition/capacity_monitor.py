@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.platform.dates import format_time
 from delta_prop_broker.log.refusals import FULL
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import PressureLevel
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from delta_prop.partition.pipeline import Pipeline
     from delta_prop.platform.ports import Clock
     from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.errors import Refused
 
 FULL_S = 1.0
 """Seconds without an accepted delta before a resource is reported as full."""

@@ -13,6 +13,7 @@ from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.refusals import dot_reused, fenced, log_unreadable, outcome_unknown, refused_before
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_wire.control_rows import read_noop
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.row_comparison import same_contents
 from delta_prop_wire.spec import ErrorCode
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from delta_prop.partition.ingest.origins import OriginState
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.errors import Refused
 
 RANGES_MAX = 4_000
 """Maximum log batches that one duplicate is compared with; the outcome of one that spans more is unknown."""

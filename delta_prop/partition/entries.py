@@ -5,6 +5,7 @@ Pure: it makes values from work, and sets fields of it; `pipeline.py` decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from delta_prop.calls.argument_checks import check_batch
@@ -20,21 +21,16 @@ from delta_prop.partition.core.appender import noop_clock
 from delta_prop.partition.duplicate_batches import same_rows
 from delta_prop.partition.ingest.fair_queue import Item
 from delta_prop.partition.ingest.origins import OWN
-from delta_prop.partition.ingest.work import SequencedBatch
+from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
 from delta_prop.partition.order.orderer import Entry
-from delta_prop_wire.delta import Priority, origin_lane
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import Dot, Priority, origin_lane
 from delta_prop_wire.encode import encode_noop
-from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.calls.receipt import Receipt
-    from delta_prop.partition.ingest.work import Draft, MatrixDraft
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import Dot
-    from delta_prop_wire.errors import Refused
 
 WaitingT = TypeVar("WaitingT", Item, Entry)
 

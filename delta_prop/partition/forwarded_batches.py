@@ -6,11 +6,13 @@ no-op. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from delta_prop.calls.outcomes import PublishAck
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.control_rows import read_noop, uses_dots
 from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -18,12 +20,9 @@ from delta_prop_wire.slicing import select_rows
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from delta_prop.partition.ingest.origins import Origins
     from delta_prop.partition.ingest.work import SequencedBatch
     from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.batch import Batch
 
 
 FORWARDED_LAMPORT_MAX = 1 << 62

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from delta_prop_wire.errors import Refused
+
 if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.delta import Head
-    from delta_prop_wire.errors import Refused
 
 
 class PartitionListener(Protocol):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.calls.refusals import may_have_happened
+from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from delta_prop.calls.outcomes import PublishAck
     from delta_prop.calls.receipt import Receipt
     from delta_prop.partition.pipeline import Pipeline
-    from delta_prop_wire.delta import Dot
 
 _POLL_S = 0.05
 """Seconds between two checks of whether a failed log was recovered."""

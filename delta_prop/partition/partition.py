@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.refusals import service_closed
 from delta_prop.partition.admission_queue import AdmissionQueue
 from delta_prop.partition.capacity_monitor import CapacityMonitor
@@ -21,22 +22,21 @@ from delta_prop.partition.order.orderer import Orderer
 from delta_prop.partition.pipeline import Pipeline
 from delta_prop.partition.storage.storage import Storage
 from delta_prop.platform.tick_callbacks import TickCallbacks
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import PRODUCER_ID_BITS
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from delta_prop.api.settings import Settings
-    from delta_prop.calls.outcomes import PublishAck
     from delta_prop.partition.gate import Gate
     from delta_prop.partition.listener import PartitionListener
     from delta_prop.platform.ports import Clock, World
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_wire.errors import Refused
 
 
 TICK_S_MAX = 1.0

@@ -8,6 +8,7 @@ before these steps is empty while the log keeps up. Nothing here awaits; `now` i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from delta_prop.calls.receipt import OfferState, PublishAck, Receipt
@@ -37,29 +38,25 @@ from delta_prop.partition.entries import (
 )
 from delta_prop.partition.forwarded_batches import ack_covered, admit, check_numbers, drop_known_rows
 from delta_prop.partition.ingest.origins import OWN, Grant
-from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
+from delta_prop.partition.ingest.work import Draft, MatrixDraft, Sender, SequencedBatch
 from delta_prop.partition.order.orderer import Entry, RefusedEntry, Verdict
 from delta_prop.partition.order.orphans import Orphans
 from delta_prop.partition.order.pending_drafts import PendingDrafts
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.control_rows import uses_dots
-from delta_prop_wire.delta import Dot, Priority, Source, make_origin
+from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.validate import common_columns_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
     from delta_prop.partition.gate import Gate
-    from delta_prop.partition.ingest.work import Sender
     from delta_prop.partition.listener import PartitionListener
     from delta_prop.partition.partition import PipelineParts, Ticker
     from delta_prop.partition.storage.committer import Committer
     from delta_prop.platform.ports import Clock
     from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import AckLevel
     from delta_prop_wire.frames import OriginClaim
 
 Work: TypeAlias = SequencedBatch | Draft | MatrixDraft

@@ -6,13 +6,11 @@ System module: on asyncio a one-shot is a future of the loop itself, on any othe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import anyio
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 
 class OneShot(Protocol):

@@ -6,6 +6,8 @@ Nothing is implemented here. `world.py` has the real ones, `testing/` the fakes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -13,9 +15,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, FileRange

@@ -7,6 +7,7 @@ none of them. Both ways behave the same.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,7 +15,6 @@ import anyio.lowlevel
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
 
 class Readiness:

@@ -10,7 +10,9 @@ import errno
 import logging
 import os
 import socket
+import ssl
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -28,9 +30,6 @@ from delta_prop.platform.unknown_hosts import unknown_host
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop.platform.ports import Listener, Network, Stream, Tls

@@ -16,10 +16,11 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import anyio
 import anyio.lowlevel
@@ -30,9 +31,6 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import LINE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-    from typing import TextIO
-
     from typing_extensions import Buffer
 
 now = time.perf_counter

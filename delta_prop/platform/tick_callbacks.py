@@ -9,14 +9,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from types import TracebackType
 
 import anyio
 import anyio.lowlevel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
 
 logger = logging.getLogger("delta_prop")
 

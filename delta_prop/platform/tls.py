@@ -7,6 +7,7 @@ counts as sent once the transport has taken its encrypted form.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from delta_prop.platform.connection_faults import FIRST_BYTES_MAX, TLS_ALERT, Mi
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop.platform.ports import Stream

@@ -13,8 +13,9 @@ import random
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -23,9 +24,6 @@ from delta_prop.platform.path_checks import check_data_directory
 from delta_prop.platform.ports import World
 from delta_prop.platform.sockets import SocketNetwork
 from delta_prop_broker.local_disk import LocalDisk
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 T = TypeVar("T")
 

@@ -5,12 +5,10 @@ Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
 from delta_prop.producing.sent_clocks import HeadDot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 VECTORS_MAX = 100_000
 D = TypeVar("D", bound=HeadDot)

@@ -7,18 +7,15 @@ them as frames. A batch is sent again under the same dots, before anything new, 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from delta_prop.producing.sent_clocks import SentClocks
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
 
 IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
 """Maximum bytes of a producer's batches without an outcome."""

@@ -5,12 +5,10 @@ Pure. A batch names the dots of other origins that come before it; a dot is name
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from delta_prop_wire.delta import Dot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 class HeadDot(Protocol):

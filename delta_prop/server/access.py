@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import hmac
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.server.permissions import ALL_PERMISSIONS, Permissions, Unauthorized
-from delta_prop.server.tokens import FILE_BYTES_MAX, TOKEN_CHARS_MAX, TokenDefaults, digest_of, parse_tokens
+from delta_prop.server.tokens import (
+    FILE_BYTES_MAX,
+    TOKEN_CHARS_MAX,
+    Token,
+    TokenDefaults,
+    digest_of,
+    parse_tokens,
+)
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop.platform.ports import World
-    from delta_prop.server.tokens import Token
 
 POLL_INTERVAL_S = 1.0
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from delta_prop.server.permissions import Unauthorized
+from delta_prop.server.permissions import Permissions, Unauthorized
 from delta_prop_wire.delta import Source
-from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import Ack, Nack
+from delta_prop_wire.errors import ProtocolError, Refused
+from delta_prop_wire.frames import Ack, Frame, Nack, Request, Response
 from delta_prop_wire.message_rules import Phase
 from delta_prop_wire.spec import ErrorCode
 
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
     from delta_prop.server.audit import Audit
     from delta_prop.server.connection_writer import ConnectionWriter
-    from delta_prop.server.permissions import Permissions
     from delta_prop.server.server_context import Counters
     from delta_prop_wire.connection import Connection
-    from delta_prop_wire.errors import ProtocolError
-    from delta_prop_wire.frames import Frame, Request, Response
 
 
 def log_recovered() -> Refused:

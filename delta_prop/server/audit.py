@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.server.limits import address_of
-from delta_prop.server.permissions import Unauthorized
+from delta_prop.server.permissions import Permissions, Unauthorized
 from delta_prop_wire.bounds import INVALID_CHARACTERS
+from delta_prop_wire.errors import ProtocolError, Refused
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.platform.ports import Clock
-    from delta_prop.server.permissions import Permissions
-    from delta_prop_wire.errors import ProtocolError, Refused
-    from delta_prop_wire.spec import ErrorCode
 
 WINDOW_S = 10.0
 """Refusals with the same address, token and code are counted together for this long."""

@@ -7,6 +7,7 @@ bounded by the client's credit, the consumer session, and the answers that the c
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,12 @@ from delta_prop.server.connection_writer import ConnectionWriter
 from delta_prop.server.consumer_session import NO_SUBSCRIPTION, ConsumeHandler, Heartbeats
 from delta_prop.server.permissions import Unauthorized
 from delta_prop_wire.connection import Connection
-from delta_prop_wire.frames import Nack, PressureLevel
+from delta_prop_wire.frames import Backpressure, Frame, Nack, PressureLevel
 from delta_prop_wire.message_rules import Phase, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.platform.ports import Stream
     from delta_prop.server.server_context import ServerContext
-    from delta_prop_wire.frames import Backpressure, Frame
 
 logger = logging.getLogger("delta_prop.server")
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from delta_prop.server.answers import log_recovered, server_closing
+from delta_prop.server.answers import Answers, ConnectedClient, ConnectionEnd, log_recovered, server_closing
 from delta_prop.server.partitions import check_claims
 from delta_prop.server.permissions import Unauthorized
+from delta_prop.server.produce_handler import ProduceHandler
 from delta_prop.server.query_handler import QueryHandler, make_welcomes
 from delta_prop.server.staging import StagingHandler, make_produce_handler
 from delta_prop_wire.codec import NEED_BYTES
+from delta_prop_wire.connection import Connection
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError, Refused
 from delta_prop_wire.frames import (
@@ -28,11 +30,13 @@ from delta_prop_wire.frames import (
     Credit,
     Decide,
     DeltaFrame,
+    Frame,
     Heartbeat,
     Hello,
     JobStatus,
     Nack,
     OriginGrant,
+    Request,
     Subscribe,
     Subscription,
     Unsubscribe,
@@ -41,12 +45,8 @@ from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.platform.ports import Stream
-    from delta_prop.server.answers import Answers, ConnectedClient, ConnectionEnd
     from delta_prop.server.consumer_session import ConsumeHandler, Heartbeats
-    from delta_prop.server.produce_handler import ProduceHandler
     from delta_prop.server.server_context import ServerContext
-    from delta_prop_wire.connection import Connection
-    from delta_prop_wire.frames import Frame, Request
 
 logger = logging.getLogger("delta_prop.server")
 

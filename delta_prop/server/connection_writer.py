@@ -6,6 +6,7 @@ One task writes. If the client does not read, the task waits up to a deadline; u
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,8 +17,6 @@ from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop_broker.disk import FileRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop.platform.ports import Stream

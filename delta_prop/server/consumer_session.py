@@ -9,38 +9,44 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.delivery.backpressure.advice import Advice
-from delta_prop.delivery.routing_table import NoRows
-from delta_prop.server.groups import GroupMembership
+from delta_prop.delivery.routing_table import NoRows, Rows
+from delta_prop.server.groups import GroupAssignment, GroupMembership, Groups
 from delta_prop.server.log_reader import LogReader, rows_from
 from delta_prop.server.partitions import check_partition, resolve_partition
 from delta_prop.server.permissions import Unauthorized
 from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk, SendQueue, SendState, SendTiming
 from delta_prop.server.start_offsets import check_cursor, check_offset
 from delta_prop.server.subscription_set import SubscriptionSet
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.credit_window import CreditWindow
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import DeltaPropError, Refused
-from delta_prop_wire.frames import Ack, Backpressure, Credit, Heartbeat, PressureLevel, StartAt, Subscribed
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    Credit,
+    Heartbeat,
+    PressureLevel,
+    StartAt,
+    Subscribed,
+    Subscription,
+    Unsubscribe,
+)
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from delta_prop.delivery.routing_table import Rows
     from delta_prop.delivery.sink_manager import SinkManager
     from delta_prop.partition.partition import Partition
     from delta_prop.platform.ports import Clock
     from delta_prop.server.answers import Answers, ConnectedClient
     from delta_prop.server.connection_writer import ConnectionWriter
-    from delta_prop.server.groups import GroupAssignment, Groups
     from delta_prop.server.server_context import ServerContext
     from delta_prop.server.settings import ServerSettings
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.frames import Subscription, Unsubscribe
 
 NO_SUBSCRIPTION = {"processed": None, "catching_up": False, "group": None, "standing_by": False}
 """`ConsumerSession.statistics` of a connection without a session."""

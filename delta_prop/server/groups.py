@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -25,21 +26,18 @@ from delta_prop.delivery.group_cursor import (
     read_position,
 )
 from delta_prop.server.start_offsets import check_cursor, check_offset, resolve_start
+from delta_prop_broker.disk import Disk
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
-from delta_prop_wire.frames import StartAt
+from delta_prop_wire.frames import StartAt, Subscription
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop.platform.ports import Threads, World
     from delta_prop.server.consumer_session import ConsumerSession
-    from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.frames import Subscription
 
 logger = logging.getLogger("delta_prop.server")
 

@@ -8,6 +8,7 @@ directory is read.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -28,16 +29,13 @@ from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 from delta_prop_wire.errors import DeltaPropError
-from delta_prop_wire.frames import JobState, JobStatus, RefusedRow
+from delta_prop_wire.frames import JobState, JobStatus, RefusedRow, StagedPart
 from delta_prop_wire.packing import truncate
 from delta_prop_wire.requests import REFUSED_ID_BYTES_MAX, REFUSED_ROWS_MAX, REFUSED_TEXT_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from delta_prop_broker.disk import Disk
-    from delta_prop_wire.frames import StagedPart
 
 VERSION = 1
 _DECISION_SUFFIX, _PROGRESS_SUFFIX = ".job", ".at"

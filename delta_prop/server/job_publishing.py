@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,12 +18,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import anyio.lowlevel
 
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.receipt import OfferState, Receipt
 from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop.platform.tick_callbacks import Wakeup
-from delta_prop.server.job_files import stem_of
-from delta_prop.server.part_file import READ_BYTES, PartPosition, StagedFrame, path_of, read_frames, read_head
-from delta_prop_wire.delta import AckLevel, Dot, Source, make_origin, origin_lane, producer_id_of
+from delta_prop.server.job_files import CommittedPart, JobDecision, JobFiles, Progress, stem_of
+from delta_prop.server.part_file import (
+    READ_BYTES,
+    PartHead,
+    PartPosition,
+    StagedFrame,
+    path_of,
+    read_frames,
+    read_head,
+)
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Source, make_origin, origin_lane, producer_id_of
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import OriginClaim, RefusedRow
@@ -32,18 +43,11 @@ from delta_prop_wire.slicing import deltas_of
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from delta_prop.calls.outcomes import PublishAck
     from delta_prop.partition.partition import Partition
     from delta_prop.platform.ports import Threads
-    from delta_prop.server.job_files import CommittedPart, JobDecision, JobFiles, Progress
     from delta_prop.server.job_table import Job
-    from delta_prop.server.part_file import PartHead
     from delta_prop.server.server_context import JobCounts
     from delta_prop_broker.disk import File
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import Delta
 
 logger = logging.getLogger("delta_prop.server")
 

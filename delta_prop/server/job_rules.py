@@ -8,14 +8,13 @@ from delta_prop.server.job_files import CommittedPart, JobDecision, digest_conte
 from delta_prop.server.permissions import Unauthorized
 from delta_prop_broker.segments.reserve import is_disk_full
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import JobState
+from delta_prop_wire.frames import Decide, JobState, StagedPart
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.partition.pipeline import Pipeline
     from delta_prop.server.job_table import Job
     from delta_prop.server.staging import Attempt
-    from delta_prop_wire.frames import Decide, StagedPart
 
 JOB_BYTES_MAX = 255
 _RETRY_SOON_MS, _RETRY_MS, _RETRY_LATE_MS = 20, 1_000, 60_000

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from delta_prop.server.job_files import stem_of
+from delta_prop.server.job_files import FoundPart, JobCorrupted, JobDecision, stem_of
 from delta_prop.server.job_rules import (
     check_owner,
     jobs_not_loaded,
@@ -13,7 +14,7 @@ from delta_prop.server.job_rules import (
     no_capacity,
     staging_backlogged,
 )
-from delta_prop.server.part_file import path_of
+from delta_prop.server.part_file import PartHead, path_of
 from delta_prop.server.server_context import JobCounts
 from delta_prop.server.staging import Attempt
 from delta_prop_wire.errors import Refused
@@ -21,11 +22,7 @@ from delta_prop_wire.frames import JobState, JobStatus
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from delta_prop.partition.storage.storage import Storage
-    from delta_prop.server.job_files import FoundPart, JobCorrupted, JobDecision
-    from delta_prop.server.part_file import PartHead
 
 ATTEMPTS_MAX = 100_000
 """Maximum attempts of parts without a decision, and of committed parts that are not published yet."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
+from delta_prop.calls.receipt import Receipt
 from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop.server.job_files import JobFiles, job_to_json
 from delta_prop.server.job_publishing import JobPublication, RunningJob
@@ -32,24 +34,20 @@ from delta_prop.server.job_rules import (
 )
 from delta_prop.server.job_table import Job, JobTable, StagingCapacity
 from delta_prop.server.part_file import PartHead, close_files, write_parts
+from delta_prop.server.server_context import JobCounts
+from delta_prop.server.staging import Attempt
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.frames import Decision, JobState, JobStatus, job_run_of
+from delta_prop_wire.frames import Decide, Decision, JobPart, JobState, JobStatus, job_run_of
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from delta_prop.calls.receipt import Receipt
     from delta_prop.partition.partition import Partition
     from delta_prop.platform.ports import Threads
-    from delta_prop.server.server_context import JobCounts
     from delta_prop.server.settings import ServerSettings
-    from delta_prop.server.staging import Attempt
     from delta_prop_broker.log_clock import LogClock
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.frames import Decide, JobPart
 
     OutcomeCallback = Callable[[JobStatus | Refused], None]
 

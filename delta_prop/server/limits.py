@@ -6,6 +6,7 @@ Pure: `now` is an argument, in seconds of a monotonic clock. Every table is boun
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from math import ceil, inf
@@ -15,8 +16,6 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
-
     from delta_prop.server.permissions import Permissions
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta

@@ -6,21 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.delivery.routing_table import NO_ROWS, NoRows
-from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk
+from delta_prop.delivery.routing_table import NO_ROWS, NoRows, Rows
+from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk, SendQueue
 from delta_prop.server.start_offsets import check_in_log
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.segments.sendfile import RangeBounds
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.frames import Backpressure, Credit, PressureLevel
 
 if TYPE_CHECKING:
-    from delta_prop.delivery.routing_table import Rows
-    from delta_prop.server.send_queue import SendQueue
     from delta_prop.server.settings import ServerSettings
     from delta_prop.server.subscription_set import SubscriptionSet
     from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.credit_window import CreditWindow
 
 READ_FRAMES_MAX, READ_BYTES_MAX = 64, 1024 * 1024

@@ -5,6 +5,7 @@ One table per subject; `docs/metrics.md` has the same names. Nothing is counted 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +17,6 @@ from prometheus_client.registry import Collector
 from delta_prop.partition.capacity_monitor import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from prometheus_client.metrics_core import Metric
 
     from delta_prop.server.server_status import ServerStatus

@@ -6,24 +6,22 @@ Each outcome, acknowledgement or refusal, is reported once; with it, the credit 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from delta_prop.calls.receipt import OfferState, Receipt
+from delta_prop.calls.receipt import OfferState, PublishAck, Receipt
 from delta_prop.calls.refusals import KnownOutcome
 from delta_prop.server.permissions import Unauthorized
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, AckRange, Credit, Nack
 from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from delta_prop.calls.receipt import PublishAck
     from delta_prop.server.answers import RefusalLog
     from delta_prop.server.connection_writer import ConnectionWriter
     from delta_prop.server.server_context import Counters
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.errors import Refused
 
 RANGES_MAX = 1_000
 """Maximum ranges in one Ack; more go into the next."""

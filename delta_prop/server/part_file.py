@@ -8,6 +8,7 @@ acknowledged; if corruption tore the file, the decision finds that deltas are mi
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,8 +21,6 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from delta_prop.calls.receipt import Receipt
     from delta_prop.server.job_files import JobFiles
     from delta_prop.server.staging import Attempt

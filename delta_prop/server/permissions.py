@@ -5,20 +5,15 @@ Pure. A refusal has the same text on the wire for every cause; only the audit lo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.topics import KIND_MAX, TopicKind, kind_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from delta_prop_wire.topics import Topic
+from delta_prop_wire.topics import KIND_MAX, Topic, TopicKind, kind_name
 
 ALL_KINDS = (1 << KIND_MAX + 1) - 1
 """The mask of every kind of operation, those without a name too."""

@@ -5,6 +5,7 @@ It never waits. The deltas that it holds are bounded by the connection's credit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,30 +13,25 @@ from typing import TYPE_CHECKING
 from delta_prop.partition.entries import find_fault
 from delta_prop.partition.ingest.work import Draft, Sender, SequencedBatch
 from delta_prop.server.partitions import check_origin, check_partition
-from delta_prop.server.permissions import ANONYMOUS
+from delta_prop.server.permissions import ANONYMOUS, Permissions
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.bounds import check_clock_order
-from delta_prop_wire.delta import Delta, Dot, opaque, origin_partition
+from delta_prop_wire.core import FrameRun
+from delta_prop_wire.delta import AckLevel, Delta, Dot, opaque, origin_partition
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.frames import BatchFrame, OriginGrant
+from delta_prop_wire.frames import BatchFrame, DeltaFrame, OriginClaim, OriginGrant
 from delta_prop_wire.layout import NAME_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import validate_delta
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.partition.partition import Partition
     from delta_prop.platform.ports import Clock
     from delta_prop.server.limits import RateLimiter
     from delta_prop.server.outcome_collector import OutcomeCollector, PendingFrame
-    from delta_prop.server.permissions import Permissions
     from delta_prop.server.server_context import Counters
     from delta_prop.server.settings import ServerSettings
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.core import FrameRun
-    from delta_prop_wire.delta import AckLevel
-    from delta_prop_wire.frames import DeltaFrame, OriginClaim
 
 _EMPTY_OPERATION = opaque(b"")
 _NO_DOT = Dot(0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -22,7 +23,9 @@ from delta_prop_wire.frames import (
     FindOffsets,
     FoundOffsets,
     Get,
+    OriginGrant,
     PartitionRange,
+    Request,
     StartAt,
     StreamDescription,
     UnknownRequest,
@@ -34,8 +37,6 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from anyio.abc import TaskGroup
 
     from delta_prop.api.transforms import VectorReader
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from delta_prop.server.permissions import Permissions
     from delta_prop.server.server_context import ServerContext
     from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.frames import OriginGrant, Request
 
 GET_TIMEOUT_S = 5.0
 """Seconds for which a query waits until the sink has applied all that is in the log."""

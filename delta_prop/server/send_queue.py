@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.codec import encode
-from delta_prop_wire.frames import DeltaFrame
+from delta_prop_wire.frames import DeltaFrame, Subscription
 from delta_prop_wire.slicing import slice_rows
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX
 from delta_prop_wire.stamp import pack_logged_head
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from delta_prop.delivery.routing_table import Rows
     from delta_prop.platform.ports import Clock
     from delta_prop_broker.disk import FileRange
-    from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.credit_window import CreditWindow
-    from delta_prop_wire.frames import Subscription
 
 ENCODED_MAX = 64
 """Maximum sliced or Delta frames encoded at a time: each costs as much as a hundred complete frames."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from delta_prop_wire.compression import available_codecs
+from delta_prop_wire.compression import Compression, available_codecs
 from delta_prop_wire.frames import OriginGrant, PressureLevel
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.delivery.sink_manager import SinkManager
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from delta_prop.server.jobs import Jobs
     from delta_prop.server.limits import RateLimiter
     from delta_prop.server.settings import ServerSettings
-    from delta_prop_wire.compression import Compression
-    from delta_prop_wire.spec import ErrorCode
 
 
 @dataclass(slots=True)

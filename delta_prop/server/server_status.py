@@ -6,14 +6,12 @@ A status is a snapshot: it waits for nothing and changes nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from delta_prop.api.propagator import Propagator
     from delta_prop.api.statistics import Statistics
     from delta_prop.platform.ports import Clock

@@ -21,7 +21,7 @@ from delta_prop.server.connection_reader import ReceiveBudget
 from delta_prop.server.groups import Groups
 from delta_prop.server.jobs import Jobs
 from delta_prop.server.limits import ConnectionLimiter, RateLimiter
-from delta_prop.server.server_context import Counters, ServerContext
+from delta_prop.server.server_context import Counters, JobCounts, ServerContext
 from delta_prop.server.server_status import lag_at
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from delta_prop.api.propagator import Propagator
     from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.platform.ports import Listener, Stream, Tls
-    from delta_prop.server.server_context import JobCounts
 
 logger = logging.getLogger("delta_prop.server")
 

@@ -6,33 +6,31 @@ task of `Jobs` writes and syncs the collected batches, and then acknowledges the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.calls.argument_checks import check_batch
 from delta_prop.calls.outcomes import PublishAck
+from delta_prop.calls.receipt import Receipt
 from delta_prop.calls.refusals import overlap
 from delta_prop.partition.ingest.work import Sender
 from delta_prop.server.outcome_collector import OutcomeCollector
 from delta_prop.server.partitions import check_origin
 from delta_prop.server.produce_handler import ProduceHandler, PublishChecks
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.frames import BatchFrame, OriginGrant
+from delta_prop_wire.frames import BatchFrame, DeltaFrame, Hello, JobPart, OriginClaim, OriginGrant
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from delta_prop.calls.receipt import Receipt
     from delta_prop.server.answers import Answers, ConnectedClient
     from delta_prop.server.jobs import Jobs
     from delta_prop.server.part_file import PartHead, PartPosition
     from delta_prop.server.server_context import ServerContext
     from delta_prop_broker.disk import File
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.core import FrameRun
-    from delta_prop_wire.frames import DeltaFrame, Hello, JobPart, OriginClaim
 
 _GAP_RETRY_MS = 10
 _UNSTAGEABLE = {

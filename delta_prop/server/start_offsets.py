@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import StartAt
+from delta_prop_wire.frames import Start, StartAt
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.frames import Start
 
 
 def resolve_start(start: Start, log: Log) -> int:

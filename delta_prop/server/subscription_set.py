@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.delivery.routing_table import NO_ROWS, NoRows, RoutingTable
+from delta_prop.delivery.routing_table import NO_ROWS, NoRows, RoutingTable, Rows
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.topics import TopicKind
+from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
-    from delta_prop.delivery.routing_table import Rows
     from delta_prop.server.permissions import Permissions
-    from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import Priority, Source
     from delta_prop_wire.frames import Filter, Subscription
-    from delta_prop_wire.topics import Topic
 
 SUBSCRIPTIONS_MAX = 64
 TOPICS_MAX = 4_096

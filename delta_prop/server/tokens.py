@@ -9,20 +9,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from difflib import get_close_matches
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from delta_prop.platform.toml_text import parse_toml
 from delta_prop.server.permissions import ALL_KINDS, ANONYMOUS, Permissions
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
 from delta_prop_wire.topics import kind_names, kind_number
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TOKENS_MAX = 1_000
 """Maximum tokens in a file; each hello compares all of them, so that the time taken reveals nothing."""

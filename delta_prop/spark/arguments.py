@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from delta_prop.directory.log_positions import LATEST, LogPosition, parse_position
 from delta_prop.platform.dates import EPOCH, TIME_EXAMPLES, US, check_past
@@ -12,11 +12,8 @@ from delta_prop.spark import system
 from delta_prop.spark.options import Remote
 from delta_prop_wire.errors import UsageError
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    LogSource: TypeAlias = str | PurePath | Remote
-    When: TypeAlias = int | str | datetime | LogPosition | None
+LogSource: TypeAlias = str | PurePath | Remote
+When: TypeAlias = int | str | datetime | LogPosition | None
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 """Formats of tables, by the suffixes of their names."""

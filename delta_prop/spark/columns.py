@@ -6,13 +6,15 @@ with its name, its type, the expected type and the fix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     ByteType,
+    DataType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -26,11 +28,6 @@ from pyspark.sql.types import (
 )
 
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql.types import DataType
 
 READ_SCHEMA = StructType(
     [

@@ -5,10 +5,11 @@ Pure. The driver reads them before it connects; no message and no repr holds the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from delta_prop.client.settings import ClientSettings
 from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition
@@ -17,9 +18,6 @@ from delta_prop.spark import option_values as values
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import Topic, TopicKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 T = TypeVar("T")
 U = TypeVar("U")

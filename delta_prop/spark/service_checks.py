@@ -5,21 +5,19 @@ The driver checks before a task starts, and each task checks what its own machin
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from delta_prop.client.addresses import Address
+from delta_prop.platform.ports import Tls
 from delta_prop.spark import system
-from delta_prop.spark.options import TLS_FILES
+from delta_prop.spark.options import TLS_FILES, Remote
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from delta_prop.client.jobs import JobStatus
     from delta_prop.client.ranges import RangeReader
-    from delta_prop.platform.ports import Tls
-    from delta_prop.spark.options import Remote
 
 OPTION_NAMES = {option: f"option {option}" for option in ("url", *TLS_FILES)}
 

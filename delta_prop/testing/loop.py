@@ -9,6 +9,8 @@ import asyncio
 import math
 import random
 import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,9 +20,6 @@ import anyio
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Awaitable, Callable, Iterator
-
     import trio
 
 T = TypeVar("T")

@@ -16,12 +16,10 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.platform.connection_faults import tls_required_fault, tls_unsupported_fault
+from delta_prop.platform.ports import Listener, Network, Tls
 from delta_prop.testing.network_path import NetworkConditions, NetworkPath
 from delta_prop.testing.virtual_streams import Broadcast, VirtualConnection, VirtualStream
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from delta_prop.platform.ports import Listener, Network, Tls
 
 BACKLOG = 1024
 

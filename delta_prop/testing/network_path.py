@@ -6,16 +6,12 @@ All calls are synchronous, and get the time as `now`; a waiter asks for the time
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from random import Random
 
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from random import Random
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from delta_prop.testing.recorded import run_propagator as run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _make_fixture() -> Callable[..., Any]:

@@ -5,25 +5,21 @@ It changes nothing in the service, which behaves as in production.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 import anyio.lowlevel
 
 from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.calls.outcomes import Delivered
+from delta_prop.calls.receipt import PublishAck
+from delta_prop.platform.ports import World
 from delta_prop.testing.loop import HORIZON_S, run_virtual
 from delta_prop.testing.world import virtual_world
-from delta_prop_sinks.sink import StopSink
+from delta_prop_sinks.sink import Delivery, SinkContext, StopSink
+from delta_prop_wire.delta import Delta
 from delta_prop_wire.jsonlines import delta_from_line
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
-    from delta_prop.api.settings import Settings
-    from delta_prop.calls.receipt import PublishAck
-    from delta_prop.platform.ports import World
-    from delta_prop_sinks.sink import Delivery, SinkContext
-    from delta_prop_wire.delta import Delta
 
 
 class RecordedPropagator(Propagator):

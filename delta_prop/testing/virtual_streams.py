@@ -6,22 +6,20 @@ There is no background task: each call or wait computes what has arrived by then
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
 
 from delta_prop.platform.buffers import chunks
+from delta_prop.platform.ports import Stream
+from delta_prop.testing.network_path import NetworkPath
+from delta_prop_broker.disk import FileRange
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Sequence
-
     from typing_extensions import Buffer
-
-    from delta_prop.platform.ports import Stream
-    from delta_prop.testing.network_path import NetworkPath
-    from delta_prop_broker.disk import FileRange
 
 LINGER_S_MAX = 1.0
 LINGER_BYTES_MAX = 4 * 1024 * 1024

@@ -6,19 +6,15 @@ Nothing here waits in real time, so an hour takes milliseconds, and a run is rep
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import anyio
 
-from delta_prop.platform.ports import World
+from delta_prop.platform.ports import Network, World
+from delta_prop_broker.disk import Disk
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from delta_prop.platform.ports import Network
-    from delta_prop_broker.disk import Disk
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ test of a fault that never occurred proves nothing. Not thread-safe.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
@@ -27,8 +28,6 @@ from delta_prop_simulations.disk_media import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Buffer
 
 

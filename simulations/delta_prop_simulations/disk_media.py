@@ -9,12 +9,12 @@ file that was moved is in its old or its new directory, never in both or none.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Iterable
     from random import Random
 
 SECTOR = 512

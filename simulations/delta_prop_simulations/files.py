@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 processor_s = time.process_time
 """Returns the seconds of CPU time that this process has used."""

@@ -9,6 +9,7 @@ its end, as drawn, and the caller cannot tell which.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -16,17 +17,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from delta_prop.platform.ports import World
+from delta_prop.platform.ports import Listener, Stream, Timer, Tls, World
 from delta_prop.platform.world import LoopClock
+from delta_prop.testing import VirtualNetwork
 from delta_prop.testing.world import EPOCH_US, SeededRandomness
 from delta_prop_simulations.disk import SimCrash, SimDisk
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from delta_prop.platform.ports import Listener, Stream, Timer, Tls
-    from delta_prop.testing import VirtualNetwork
     from delta_prop_simulations.rng import Random, Seed
     from delta_prop_simulations.trace import Trace
 

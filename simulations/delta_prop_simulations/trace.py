@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import deque
 from hashlib import blake2b
 from struct import Struct
-from typing import TYPE_CHECKING
 
+from delta_prop.platform.ports import Timer
 from delta_prop.testing.world import VirtualClock
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from delta_prop.platform.ports import Timer
 
 LINES_MAX = 200
 

@@ -16,17 +16,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_sinks.vector_table import ABSENT
 from delta_prop_wire.algebra import Key, VectorState
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import KnownIds, Operation
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from delta_prop_wire.batch import Batch, LoggedBatch
 
 Ref = tuple[str, str]
 """Namespace and vector id."""

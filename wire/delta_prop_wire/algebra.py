@@ -6,6 +6,7 @@ deltas give the same bytes on every machine. Numbers are float32, computed eleme
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,8 +18,6 @@ from delta_prop_wire import metadata as patches
 from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Kind, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
-
     from numpy.typing import NDArray
 
 FLOAT32_MAX = np.finfo(np.float32).max

@@ -7,6 +7,7 @@ bytes encodes another batch (`encode.py`).
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,8 +51,6 @@ from delta_prop_wire.spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
 T = TypeVar("T")

@@ -6,12 +6,12 @@ Pure. `Block.encode` makes the same bytes from columns as `encode_batch` does fr
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_wire.batch import PRINTABLE
+from delta_prop_wire.batch import PRINTABLE, Batch
 from delta_prop_wire.bounds import all_finite, name_is_valid
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.encode import assemble
@@ -25,11 +25,6 @@ from delta_prop_wire.spec import (
     VECTOR_ID_BYTES_MAX,
 )
 from delta_prop_wire.validate import validate_batch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from delta_prop_wire.batch import Batch
 
 _HOMOGENEOUS_COLUMNS = {Column.KEY_ENDS, Column.KEYS, Column.NAMESPACES, Column.VALUES}
 _FULL_VECTOR_MASKS = (1 << Kind.CREATE, 1 << Kind.DENSE)

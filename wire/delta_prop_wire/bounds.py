@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,8 +34,6 @@ from delta_prop_wire.spec import (
 from delta_prop_wire.topics import KIND_MAX, kind_name, kind_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
 FLOAT_BOUND = "±3.4028235e+38 (float32)"

@@ -5,6 +5,7 @@ Sans-IO. Any bytes of a peer can at worst raise ProtocolError; misuse by the cal
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Final, Literal
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.buffer import ReceiveBuffer
-from delta_prop_wire.compression import compress, decompress
+from delta_prop_wire.compression import Compression, compress, decompress
 from delta_prop_wire.control import pack_control, unpack_control
-from delta_prop_wire.core import core_mode
+from delta_prop_wire.core import FrameRun, core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Priority, origin_partition
 from delta_prop_wire.delta_map import pack_delta, unpack_delta
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.frames import BatchFrame, DeltaFrame
+from delta_prop_wire.frames import BatchFrame, DeltaFrame, Frame
 from delta_prop_wire.header import (
     CONTROL_PAYLOAD_BYTES_MAX,
     DELTA_PAYLOAD_BYTES_MAX,
@@ -39,16 +40,10 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import pack_producer_stamp, pack_stamp, unpack_stamp
+from delta_prop_wire.stamp import Stamp, pack_producer_stamp, pack_stamp, unpack_stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from delta_prop_wire.compression import Compression
-    from delta_prop_wire.core import FrameRun
     from delta_prop_wire.credit_window import CreditWindow
-    from delta_prop_wire.frames import Frame
-    from delta_prop_wire.stamp import Stamp
 
 
 class _NeedBytes(Enum):

@@ -6,10 +6,10 @@ UsageError and changes nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
-from delta_prop_wire.core import core_mode
+from delta_prop_wire.codec import NEED_BYTES, Decoder, _NeedBytes, encode
+from delta_prop_wire.core import FrameRun, core_mode
 from delta_prop_wire.credit_window import NO_CREDIT, CreditWindow
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError, UsageError
@@ -17,6 +17,7 @@ from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
     DeltaFrame,
+    Frame,
     Hello,
     Nack,
     Subscribe,
@@ -24,6 +25,7 @@ from delta_prop_wire.frames import (
     UnknownRequest,
     Unsubscribe,
 )
+from delta_prop_wire.header import Header
 from delta_prop_wire.message_rules import (
     RULES,
     TYPE_RULES,
@@ -34,12 +36,6 @@ from delta_prop_wire.message_rules import (
     message_kind_of,
 )
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES, ErrorCode, FrameType
-
-if TYPE_CHECKING:
-    from delta_prop_wire.codec import _NeedBytes
-    from delta_prop_wire.core import FrameRun
-    from delta_prop_wire.frames import Frame
-    from delta_prop_wire.header import Header
 
 REQUESTS_MAX = 256
 """The maximum number of unanswered Subscribes and Unsubscribes of one connection."""

@@ -5,6 +5,7 @@ A payload is one msgpack map with documented keys (`docs/protocol.md`); a map wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from delta_prop_wire.control_values import (
@@ -52,8 +53,6 @@ from delta_prop_wire.requests import (
 from delta_prop_wire.spec import BATCH_ROWS_MAX, FrameType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Buffer
 
 RANGES_MAX = 1024

@@ -7,6 +7,7 @@ It skips the other types, so that a log that holds them stays readable.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -17,8 +18,6 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop_wire.batch import Batch
 
 

@@ -7,6 +7,7 @@ the same result. Importing `delta_prop` installs it, unless `DELTA_PROP_CORE=gen
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,8 +15,6 @@ from typing import TYPE_CHECKING
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop_wire.batch import Batch

@@ -5,12 +5,9 @@ The only module that imports it, so that another implementation can take its pla
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from crc32c import crc32c as _crc32c
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 crc32c: Callable[..., int] = _crc32c
 """`crc32c(data, value=0)`: the checksum of a buffer, continued from `value`; an unsigned 32-bit number."""

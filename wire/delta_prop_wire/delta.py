@@ -5,6 +5,7 @@ Values only: `validate.py` checks bounds, `algebra.py` has the arithmetic, `batc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import blake2b
@@ -15,8 +16,6 @@ import numpy as np
 from delta_prop_wire.spec import LANE_BITS, PARTITION_BITS, PRODUCER_ID_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from numpy.typing import ArrayLike, NDArray
 
 T = TypeVar("T")

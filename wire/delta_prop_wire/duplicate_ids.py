@@ -6,13 +6,12 @@ of one vector in a log, and returns the keys of those without effect.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.delta import KnownIds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import LoggedBatch
 

@@ -6,6 +6,7 @@ Checks nothing that `validate.py` checks: callers validate first.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from delta_prop_wire.batch import Batch
 from delta_prop_wire.control_rows import add_type, pack_refused
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import AckLevel, Kind, Priority
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, ParentPosition, Priority
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.layout import (
     BODY_HEADER,
@@ -46,12 +47,8 @@ from delta_prop_wire.spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from numpy.typing import NDArray
     from typing_extensions import Buffer
-
-    from delta_prop_wire.delta import Delta, Dot, ParentPosition
 
 _ATTRIBUTE_OF = {
     Column.IDS: Attribute.IDS,

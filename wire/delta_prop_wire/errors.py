@@ -5,12 +5,10 @@ Facts are attributes; the message names the value, its bound and the fix.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from delta_prop_wire.spec import FINAL, RETRYABLE, ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class DeltaPropError(Exception):

@@ -7,6 +7,7 @@ in the frame's header; each frame documents what it counts.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -14,18 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgpack
 import numpy as np
 
-from delta_prop_wire.delta import Source
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
 from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.cursor import Cursor
-    from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
-    from delta_prop_wire.spec import ErrorCode
     from delta_prop_wire.stamp import Stamp
     from delta_prop_wire.topics import Topic
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -24,8 +25,6 @@ from delta_prop_wire.topics import kind_name, kind_names, kind_number
 from delta_prop_wire.validate import validate_delta
 
 if TYPE_CHECKING:
-    from enum import IntEnum
-
     from numpy.typing import NDArray
 
 LINE_BYTES_MAX = 8 * DELTA_BYTES_MAX

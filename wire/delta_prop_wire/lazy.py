@@ -6,11 +6,8 @@ most of the computations here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ Credit is not part of the table: `credit_window.py` has it.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from delta_prop_wire.frames import (
     Ack,
@@ -16,19 +16,18 @@ from delta_prop_wire.frames import (
     DeltaFrame,
     Describe,
     FindOffsets,
+    Frame,
     Get,
     Heartbeat,
     Hello,
     Nack,
+    Request,
     Subscribe,
     Subscription,
     UnknownRequest,
     Unsubscribe,
 )
 from delta_prop_wire.spec import Attribute, ErrorCode, FrameType
-
-if TYPE_CHECKING:
-    from delta_prop_wire.frames import Frame, Request
 
 UNAUTHORIZED_TEXT = "no token that allows this: send a hello with one that does"
 """The text of every UNAUTHORIZED refusal, which does not disclose the reason."""

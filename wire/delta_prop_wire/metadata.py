@@ -5,10 +5,8 @@ Pure. Changes nothing in place, since a patch may belong to a shared batch. `bou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 
 def merge(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

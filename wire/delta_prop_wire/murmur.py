@@ -5,13 +5,12 @@ Pure. The variant that Kafka uses for keyed records (seed 0x9747b28c), which oth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 _SEED = 0x9747B28C

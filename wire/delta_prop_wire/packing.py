@@ -7,6 +7,8 @@ gigabytes. Every failure is a ProtocolError (BAD_FRAME) that names the frame and
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgpack
@@ -15,9 +17,6 @@ from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from enum import IntEnum
-
     from typing_extensions import Buffer
 
     E = TypeVar("E", bound=IntEnum)

@@ -6,14 +6,11 @@ Pure. Only these fields and the checksum change; dots and columns stay as they a
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, CRC_BYTES
-
-if TYPE_CHECKING:
-    from delta_prop_wire.delta import AckLevel
 
 _ATTRIBUTES, _ATTRIBUTES_AT = struct.Struct("<H"), 2
 _EPOCH, _EPOCH_AT = struct.Struct("<I"), 16

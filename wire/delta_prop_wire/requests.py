@@ -6,11 +6,12 @@ read as an `UnknownRequest`, so that a newer client gets an answer and stays con
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from delta_prop_wire.control_values import (
     NAME_BYTES_MAX,
@@ -45,6 +46,8 @@ from delta_prop_wire.frames import (
     PartitionRange,
     PartitionStart,
     RefusedRow,
+    Request,
+    Response,
     StagedPart,
     Start,
     StartAt,
@@ -57,11 +60,6 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.packing import Fields, blob, flag, list_of, mapping, one_of, record, text, truncate, uint
 from delta_prop_wire.spec import BATCH_ROWS_MAX, COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
 from delta_prop_wire.topics import Topic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from delta_prop_wire.frames import Request, Response
 
 ORIGINS_MAX = 1024
 TOPICS_MAX = 256

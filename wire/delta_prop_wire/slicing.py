@@ -7,12 +7,13 @@ body is the same as if `encode_batch` had encoded these rows.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from delta_prop_wire.batch import SPARSE_KINDS, U16, U32, U64, Batch
+from delta_prop_wire.batch import SPARSE_KINDS, U16, U32, U64, Batch, LoggedBatch
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Source
 from delta_prop_wire.encode import assemble, name_table
 from delta_prop_wire.errors import Refused
@@ -21,11 +22,8 @@ from delta_prop_wire.spec import ACK_LEVEL_SHIFT, PRIORITY_SHIFT, Attribute, Err
 from delta_prop_wire.stamp import pack_logged_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
-    from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import BatchFrame
 
 FEW_ROWS = 50

@@ -9,16 +9,14 @@ the offset of that last delta.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import Delta, Kind, Operation
 from delta_prop_wire.encode import assemble, columns_of
 from delta_prop_wire.layout import Column
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class StateRow(NamedTuple):

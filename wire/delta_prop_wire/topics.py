@@ -6,14 +6,11 @@ A topic is not a log and implies no order; the router matches many topics at onc
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from delta_prop_wire.delta import Kind
+from delta_prop_wire.delta import Delta, Kind
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX, TOPIC_BYTES_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
-
-if TYPE_CHECKING:
-    from delta_prop_wire.delta import Delta
 
 KIND_MAX = 63
 """The highest number of a kind; kinds without a name are written as numbers."""

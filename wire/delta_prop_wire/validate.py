@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from delta_prop_wire.batch import PRINTABLE
+from delta_prop_wire.batch import PRINTABLE, Batch
 from delta_prop_wire.bounds import (
     BYTES_MAX,
     NUMBERS_MAX,
@@ -60,8 +60,6 @@ from delta_prop_wire.spec import (
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from delta_prop_wire.batch import Batch
 
 
 def validate_delta(delta: Delta) -> None:

@@ -6,6 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
+from delta_prop_broker.segments.reserve import Reserve
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_broker.log.writing import CommitQueue
     from delta_prop_broker.log_clock import LogClock
-    from delta_prop_broker.segments.reserve import Reserve
-    from delta_prop_wire.errors import Refused
 
 POLL_INTERVAL_US = 100_000
 """Time for which an estimate is used before the disk is polled again."""

@@ -5,16 +5,14 @@ A log assigns offsets to batches, stores them and returns them; it never orders,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from delta_prop_wire.delta import KnownIds
+from delta_prop_wire.delta import AckLevel, KnownIds, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from delta_prop_broker.segments.sendfile import SendfileReader
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import AckLevel, Source
     from delta_prop_wire.errors import Refused
 
 

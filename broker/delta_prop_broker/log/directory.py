@@ -8,27 +8,23 @@ younger than they are. Without the file, all rows count as new.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import LogBusy, LogCorrupted, add_directory_to_errors
-from delta_prop_broker.log_clock import ClockJump
-from delta_prop_broker.recovery.recovery import recover
-from delta_prop_broker.segments.identity import check_format, write_identity
+from delta_prop_broker.log_clock import ClockJump, LogClock
+from delta_prop_broker.recovery.recovery import RecoveryResult, recover
+from delta_prop_broker.segments.identity import Randomness, check_format, write_identity
 from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH, TIME
 from delta_prop_broker.segments.reserve import Reserve, report_full_disk
+from delta_prop_broker.segments.segment import Segment, Segments
 from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from delta_prop_broker.disk import Disk, Lock
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.log_clock import LogClock
-    from delta_prop_broker.recovery.recovery import RecoveryResult
-    from delta_prop_broker.segments.identity import Randomness
-    from delta_prop_broker.segments.segment import Segment, Segments
 
 _BYTES_MAX = 64 * 1024 * 1024
 

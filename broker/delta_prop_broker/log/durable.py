@@ -11,45 +11,40 @@ retention. A recovery in place replaces those that hold files or positions in th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.log import refusals
 from delta_prop_broker.log.capacity import Capacity, FreeSpace
 from delta_prop_broker.log.directory import LogDirectory, Times, read_times
 from delta_prop_broker.log.retention import Retention
 from delta_prop_broker.log.stored_batches import Tail
-from delta_prop_broker.log.writing import CommitQueue, GroupCommits, LogAppender, LogMarks
-from delta_prop_broker.log_clock import LogClock
+from delta_prop_broker.log.writing import Commit, CommitQueue, GroupCommits, LogAppender, LogMarks
+from delta_prop_broker.log_clock import Clock, LogClock
+from delta_prop_broker.recovery.checkpoints import Checkpoints, Position
+from delta_prop_broker.recovery.recovery import RecoveryReport, RecoveryResult
+from delta_prop_broker.retention.compaction import Compaction
 from delta_prop_broker.retention.holders import Holders
+from delta_prop_broker.retention.segment_compression import SegmentCompression
+from delta_prop_broker.retention.snapshot import Snapshot
 from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
 from delta_prop_broker.segments import preallocation
+from delta_prop_broker.segments.frames import FrameLocation
+from delta_prop_broker.segments.identity import Randomness
 from delta_prop_broker.segments.paths import DIRECTORY
-from delta_prop_broker.segments.sendfile import SendfilePool
+from delta_prop_broker.segments.reserve import Reserve
+from delta_prop_broker.segments.sendfile import SendfilePool, SendfileReader
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
-from delta_prop_wire.errors import DeltaPropError, UsageError
+from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, HEADER_BYTES
 from delta_prop_wire.stamp import unpack_stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.log.writing import Commit
-    from delta_prop_broker.log_clock import Clock
-    from delta_prop_broker.recovery.checkpoints import Checkpoints, Position
-    from delta_prop_broker.recovery.recovery import RecoveryReport, RecoveryResult
-    from delta_prop_broker.retention.compaction import Compaction
-    from delta_prop_broker.retention.segment_compression import SegmentCompression
-    from delta_prop_broker.retention.snapshot import Snapshot
-    from delta_prop_broker.segments.frames import FrameLocation
-    from delta_prop_broker.segments.identity import Randomness
-    from delta_prop_broker.segments.reserve import Reserve
-    from delta_prop_broker.segments.sendfile import SendfileReader
-    from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

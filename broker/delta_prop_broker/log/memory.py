@@ -7,6 +7,7 @@ refuses new ones while a holder still needs the oldest.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,16 +19,13 @@ from delta_prop_broker.log.stored_batches import (
     weight,
 )
 from delta_prop_broker.retention.holders import Holders
-from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from delta_prop_broker.log_clock import MonotonicClock
-    from delta_prop_wire.batch import Batch
 
 TIME_MARKS_MAX = 4_096
 """Maximum number of stored time marks; older ones lie further apart."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
-from delta_prop_broker.retention.segment_compression import SegmentCompressor
+from delta_prop_broker.retention.segment_compression import SegmentCompression, SegmentCompressor
 from delta_prop_broker.segments.paths import DIRECTORY
+from delta_prop_broker.segments.segment import Segment, Segments
+from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
@@ -19,10 +21,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log_clock import LogClock
     from delta_prop_broker.retention.compaction import Compaction
     from delta_prop_broker.retention.holders import Holders
-    from delta_prop_broker.retention.segment_compression import SegmentCompression
     from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
-    from delta_prop_broker.segments.segment import Segment, Segments
-    from delta_prop_wire.errors import Refused
 
 
 class Retention:

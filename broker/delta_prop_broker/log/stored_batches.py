@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 BATCH_OVERHEAD_BYTES = 3_072

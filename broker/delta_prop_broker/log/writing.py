@@ -8,23 +8,22 @@ the log: only a recovery finds out which bytes of a failed write or sync are on 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.recovery.checkpoints import Position
 from delta_prop_broker.segments import preallocation
 from delta_prop_broker.segments.paths import DIRECTORY
-from delta_prop_broker.segments.segment import Segment, write_index
+from delta_prop_broker.segments.segment import Segment, Segments, write_index
 from delta_prop_broker.segments.small_file import write_all
 from delta_prop_broker.segments.sparse_index import SparseIndex
-from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT
 from delta_prop_wire.stamp import pack_logged_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.stored_batches import Tail
     from delta_prop_broker.log_clock import LogClock
     from delta_prop_broker.recovery.recovery_point import RecoveryPointFile
-    from delta_prop_broker.segments.segment import Segments
-    from delta_prop_wire.batch import Batch
 
 
 class LogMarks:

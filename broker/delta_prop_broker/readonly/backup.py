@@ -14,6 +14,7 @@ higher by a random step, which the source will not have: a cursor beyond that en
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,7 +28,13 @@ from delta_prop_broker.recovery.recovery_point import (
 )
 from delta_prop_broker.retention.snapshot import SUFFIX as SNAPSHOT_SUFFIX
 from delta_prop_broker.segments.frames import CHUNK_BYTES, FrameScanner
-from delta_prop_broker.segments.identity import check_format, read_identity, write_identity
+from delta_prop_broker.segments.identity import (
+    Identity,
+    Randomness,
+    check_format,
+    read_identity,
+    write_identity,
+)
 from delta_prop_broker.segments.paths import FORMAT_PATH, IDENTITY, RECOVERY_POINT, STAGED, TEMPORARY
 from delta_prop_broker.segments.segment import (
     INDEX_SUFFIX,
@@ -43,10 +50,7 @@ from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.segments.identity import Identity, Randomness
 
 TRIES = 100
 """Maximum number of attempts."""

@@ -6,22 +6,20 @@ read of that file shows if there are more rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
 from delta_prop_broker.recovery.recovery_point import RecoveryPoint, open_recovery_point, read_recovery_point
-from delta_prop_broker.segments.frames import FrameScanner
+from delta_prop_broker.segments.frames import FrameLocation, FrameScanner
 from delta_prop_broker.segments.paths import DIRECTORY, RECOVERY_POINT
 from delta_prop_broker.segments.segment import Segment, segment_bases
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.segments.frames import FrameLocation
 
 
 class Follower:

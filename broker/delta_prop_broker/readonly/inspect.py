@@ -6,28 +6,27 @@ process writes, the last frames may be torn or missing. Snapshots and checkpoint
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
-from delta_prop_broker.recovery.checkpoints import CheckpointCorrupted, checkpoint_names, read_checkpoint
-from delta_prop_broker.recovery.recovery_point import open_recovery_point, read_recovery_point
-from delta_prop_broker.retention.snapshot import open_snapshot, snapshot_offsets
-from delta_prop_broker.segments.frames import FrameScanner, heads_after
-from delta_prop_broker.segments.identity import check_format, read_identity
+from delta_prop_broker.recovery.checkpoints import (
+    Checkpoint,
+    CheckpointCorrupted,
+    checkpoint_names,
+    read_checkpoint,
+)
+from delta_prop_broker.recovery.recovery_point import RecoveryPoint, open_recovery_point, read_recovery_point
+from delta_prop_broker.retention.snapshot import SnapshotFacts, open_snapshot, snapshot_offsets
+from delta_prop_broker.segments.frames import FrameLocation, FrameScanner, heads_after
+from delta_prop_broker.segments.identity import Identity, check_format, read_identity
 from delta_prop_broker.segments.paths import DIRECTORY, FORMAT_PATH, IDENTITY, RECOVERY_POINT
 from delta_prop_broker.segments.preallocation import content_end
 from delta_prop_broker.segments.segment import Segment, segment_bases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.recovery.checkpoints import Checkpoint
-    from delta_prop_broker.recovery.recovery_point import RecoveryPoint
-    from delta_prop_broker.retention.snapshot import SnapshotFacts
-    from delta_prop_broker.segments.frames import FrameLocation
-    from delta_prop_broker.segments.identity import Identity
 
 
 def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[FrameLocation | LogCorrupted]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,8 +23,6 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File

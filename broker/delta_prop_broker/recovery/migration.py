@@ -16,14 +16,16 @@ leaves an unfinished directory, which no version opens until the migration is ru
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.corruption import BadFrame, InsufficientDiskSpace, LogBusy, LogCorrupted
-from delta_prop_broker.recovery.checkpoints import CheckpointCorrupted
-from delta_prop_broker.recovery.recovery import recover
+from delta_prop_broker.recovery.checkpoints import Checkpoint, CheckpointCorrupted
+from delta_prop_broker.recovery.recovery import RecoveryResult, recover
 from delta_prop_broker.retention.snapshot import (
+    Snapshot,
     SnapshotWriter,
     open_snapshot,
     snapshot_offsets,
@@ -31,10 +33,10 @@ from delta_prop_broker.retention.snapshot import (
 )
 from delta_prop_broker.segments import preallocation
 from delta_prop_broker.segments.compressed import compress_frame
-from delta_prop_broker.segments.frames import FrameScanner
-from delta_prop_broker.segments.identity import FORMAT, OLDEST_FORMAT, read_format, write_format
+from delta_prop_broker.segments.frames import FrameLocation, FrameScanner
+from delta_prop_broker.segments.identity import FORMAT, OLDEST_FORMAT, Randomness, read_format, write_format
 from delta_prop_broker.segments.paths import DIRECTORY, LOCK_PATH, TEMPORARY
-from delta_prop_broker.segments.segment import corruption_error, index_frame
+from delta_prop_broker.segments.segment import Segment, corruption_error, index_frame
 from delta_prop_broker.segments.small_file import write_all, write_temporary
 from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_wire.compression import Compression
@@ -45,15 +47,7 @@ from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES
 from delta_prop_wire.stamp import pack_stamp, stamp_crc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.recovery.checkpoints import Checkpoint
-    from delta_prop_broker.recovery.recovery import RecoveryResult
-    from delta_prop_broker.retention.snapshot import Snapshot
-    from delta_prop_broker.segments.frames import FrameLocation
-    from delta_prop_broker.segments.identity import Randomness
-    from delta_prop_broker.segments.segment import Segment
 
 STEP_BYTES = 1024 * 1024
 SYNC_BYTES = 16 * 1024 * 1024

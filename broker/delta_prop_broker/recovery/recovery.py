@@ -7,6 +7,7 @@ these rows raises an error that names the range, and then nothing is changed.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -25,6 +26,8 @@ from delta_prop_broker.segments.compressed import PEEK_BYTES, require_codecs
 from delta_prop_broker.segments.frames import CHUNK_BYTES, FrameScanner, heads_after, read_head
 from delta_prop_broker.segments.identity import (
     FORMAT,
+    Identity,
+    Randomness,
     check_format,
     new_identity,
     read_identity,
@@ -49,10 +52,7 @@ from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_wire.errors import ProtocolError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.segments.identity import Identity, Randomness
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from delta_prop_broker.retention.raw_rows import FrameBuilder
 from delta_prop_broker.retention.snapshot import (
     OriginWatermark,
     PresentSnapshot,
+    Snapshot,
     SnapshotFacts,
     SnapshotWriter,
     open_snapshot,
@@ -25,18 +27,14 @@ from delta_prop_broker.retention.snapshot import (
     snapshot_path,
 )
 from delta_prop_broker.retention.sorted_run import ChangeFolder, RunBuilder, SortedRun, SpillFile
-from delta_prop_broker.segments.frames import FrameScanner
+from delta_prop_broker.segments.frames import FrameLocation, FrameScanner
 from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Dot, KnownIds
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.retention.snapshot import Snapshot
-    from delta_prop_broker.segments.frames import FrameLocation
 
 TOTAL_CLOCK_ENTRIES_MAX = 262_144
 """Maximum number of clock entries of all origins in a snapshot."""

@@ -8,9 +8,9 @@ folded.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,16 +24,11 @@ from delta_prop_broker.retention.raw_rows import (
     RowView,
 )
 from delta_prop_broker.retention.snapshot import FRAME_BYTES_MAX
-from delta_prop_broker.retention.sorted_run import Change, decode_changes
+from delta_prop_broker.retention.sorted_run import Change, ChangeFolder, SortedRun, decode_changes
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Kind, Source
 from delta_prop_wire.state_rows import StateRow, encode_states, state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from delta_prop_broker.retention.sorted_run import ChangeFolder, SortedRun
 
 _FOLD_ROWS_MAX = 512  # vectors that are folded in one step
 _SET_KINDS = 1 << Kind.DENSE | 1 << Kind.OPAQUE

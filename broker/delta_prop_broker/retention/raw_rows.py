@@ -6,11 +6,13 @@ in that frame. With the flag `AS_CREATE`, the row counts as a create of its vect
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from delta_prop_broker.retention.snapshot import FRAME_BYTES_MAX, FRAME_ROWS_MAX, sort_keys
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.encode import name_columns
 from delta_prop_wire.layout import Column
@@ -18,11 +20,7 @@ from delta_prop_wire.lazy import lazy
 from delta_prop_wire.state_rows import assemble_states
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import NDArray
-
-    from delta_prop_wire.batch import Batch, LoggedBatch
 
 ROW_BITS = 16
 ROW_MASK = (1 << ROW_BITS) - 1

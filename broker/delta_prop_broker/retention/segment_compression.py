@@ -8,25 +8,29 @@ compression that fails, or would save too little, leaves the segment unchanged.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import BadFrame
 from delta_prop_broker.segments.compressed import compress_frame
-from delta_prop_broker.segments.frames import FrameScanner
+from delta_prop_broker.segments.frames import FrameLocation, FrameScanner
 from delta_prop_broker.segments.paths import TEMPORARY
-from delta_prop_broker.segments.segment import corruption_error, index_frame, load_index, write_index
+from delta_prop_broker.segments.segment import (
+    Segment,
+    Segments,
+    corruption_error,
+    index_frame,
+    load_index,
+    write_index,
+)
 from delta_prop_broker.segments.small_file import write_all
 from delta_prop_broker.segments.sparse_index import SparseIndex
+from delta_prop_wire.compression import Compression
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.segments.frames import FrameLocation
-    from delta_prop_broker.segments.segment import Segment, Segments
-    from delta_prop_wire.compression import Compression
 
 STEP_BYTES = 256 * 1024
 """Uncompressed bytes that one step reads."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,7 @@ from delta_prop_broker.segments.frames import FrameScanner
 from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_broker.segments.segment import NAME_DIGITS, segment_bases
 from delta_prop_broker.segments.small_file import write_all
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.codec import encode_head
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Dot, Source
@@ -29,10 +31,7 @@ from delta_prop_wire.spec import HEADER_BYTES
 from delta_prop_wire.stamp import Stamp, stamp_crc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_wire.batch import Batch, LoggedBatch
 
 SUFFIX = ".snapshot"
 FRAME_ROWS_MAX = 4096

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.retention.compaction import Compaction, SegmentRange, remove_older
-from delta_prop_broker.retention.snapshot import PresentSnapshot, newest_snapshot, snapshot_offsets
+from delta_prop_broker.retention.snapshot import PresentSnapshot, Snapshot, newest_snapshot, snapshot_offsets
+from delta_prop_broker.segments.segment import Segment, Segments
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_broker.retention.holders import Holders
-    from delta_prop_broker.retention.snapshot import Snapshot
-    from delta_prop_broker.segments.segment import Segment, Segments
 
 
 class SnapshotPlanner:

@@ -7,16 +7,25 @@ All other rows stay, and `merging` folds them, since their result depends on the
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
-from delta_prop_broker.retention.raw_rows import AS_CREATE, ROW_BITS, ROW_MASK, FrameBuilder, RawRows, RowView
+from delta_prop_broker.retention.raw_rows import (
+    AS_CREATE,
+    ROW_BITS,
+    ROW_MASK,
+    FrameBuilder,
+    FrameSink,
+    RawRows,
+    RowView,
+)
 from delta_prop_broker.retention.snapshot import StateFile
 from delta_prop_broker.segments.frames import FrameScanner
-from delta_prop_wire.algebra import VectorState, apply, with_ignored
+from delta_prop_wire.algebra import Key, Patch, VectorState, apply, with_ignored
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Delta, Kind, KnownIds, Operation, Source
 from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
@@ -25,11 +34,7 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.state_rows import assemble_states
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.retention.raw_rows import FrameSink
-    from delta_prop_wire.algebra import Key, Patch
 
 SPILL_FRAME_BYTES = 64 * 1024
 """Maximum bytes of a frame of a run: a merge has one frame of each of many runs in memory."""

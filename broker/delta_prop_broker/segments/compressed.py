@@ -11,17 +11,12 @@ header.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from delta_prop_broker.corruption import CodecMissing
 from delta_prop_wire.compression import Compression, available_codecs, compress, decompress, uncompressed_size
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import ProtocolError
-from delta_prop_wire.header import pack_header, unpack_header
+from delta_prop_wire.header import Header, pack_header, unpack_header
 from delta_prop_wire.spec import ALIGNMENT, CRC_BYTES, HEADER_BYTES, STAMP_BYTES, ErrorCode, Flag
-
-if TYPE_CHECKING:
-    from delta_prop_wire.header import Header
 
 HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 PEEK_BYTES = HEAD_BYTES + 8

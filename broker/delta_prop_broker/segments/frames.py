@@ -7,6 +7,7 @@ uncompressed, but with its size on disk.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.corruption import BadFrame
@@ -36,8 +37,6 @@ from delta_prop_wire.spec import (
 from delta_prop_wire.stamp import Stamp, unpack_stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop_broker.disk import File
 
 CHUNK_BYTES = 1024 * 1024

@@ -8,6 +8,7 @@ use this space.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,8 +16,6 @@ from delta_prop_broker.segments.paths import RESERVE_PATH
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from delta_prop_broker.disk import Disk
 
 T = TypeVar("T")

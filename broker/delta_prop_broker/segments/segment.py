@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedDict
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
-from delta_prop_broker.segments.frames import CHUNK_BYTES, FrameScanner, heads_after
+from delta_prop_broker.segments.frames import CHUNK_BYTES, FrameLocation, FrameScanner, heads_after
 from delta_prop_broker.segments.small_file import read_file, write_all
 from delta_prop_broker.segments.sparse_index import STEP_BYTES, Entry, SparseIndex
+from delta_prop_wire.batch import LoggedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.segments.frames import FrameLocation
-    from delta_prop_wire.batch import LoggedBatch
 
 NAME_DIGITS = 20
 SUFFIX = ".log"

@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.disk import FileRange
+from delta_prop_broker.disk import Disk, File, FileRange
 from delta_prop_broker.segments.compressed import PEEK_BYTES
-from delta_prop_broker.segments.frames import read_head
+from delta_prop_broker.segments.frames import FrameHead, read_head
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.header import unpack_header
@@ -22,9 +22,7 @@ from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.writing import LogMarks
-    from delta_prop_broker.segments.frames import FrameHead
     from delta_prop_broker.segments.segment import Segment, Segments
     from delta_prop_broker.segments.sparse_index import Entry, SparseIndex
 

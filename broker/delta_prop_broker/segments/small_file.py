@@ -6,6 +6,7 @@ A file is written under a temporary name, synced and renamed, so a reader finds 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -15,8 +16,6 @@ from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File

@@ -11,14 +11,13 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.spec import Attribute
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop_wire.batch import Batch
 
 STEP_BYTES = 4096

@@ -5,17 +5,20 @@ If the log refuses, nothing has changed. Pure but for the log that it is given.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from delta_prop.calls.outcomes import PublishAck, RowAck
-from delta_prop.partition.core.splitting import slice_new_rows, split_batch, with_row
+from delta_prop.partition.core.splitting import BatchPiece, slice_new_rows, split_batch, with_row
 from delta_prop.partition.ingest.duplicate_id_finder import DuplicateIdFinder
-from delta_prop.partition.ingest.origins import OWN
+from delta_prop.partition.ingest.origins import OWN, Origins, OriginState
 from delta_prop.partition.ingest.refused_ids import RefusedIds
+from delta_prop.partition.ingest.vector_heads import VectorHeads
 from delta_prop.partition.order.clock import OriginClocks
-from delta_prop.partition.state.pipeline_state import StateManifest
+from delta_prop.partition.state.pipeline_state import PipelineState, SavedOrigins, StateManifest
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.bounds import clock_is_valid
 from delta_prop_wire.control_rows import read_noop
 from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
@@ -24,20 +27,13 @@ from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
-    from delta_prop.partition.core.splitting import BatchPiece
-    from delta_prop.partition.ingest.origins import Origins, OriginState
     from delta_prop.partition.ingest.seen_ids import SeenIds
-    from delta_prop.partition.ingest.vector_heads import VectorHeads
     from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
     from delta_prop.partition.listener import PartitionListener
-    from delta_prop.partition.state.pipeline_state import PipelineState, SavedOrigins
     from delta_prop.platform.ports import Clock
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.retention.snapshot import OriginWatermark
-    from delta_prop_wire.batch import Batch, LoggedBatch
 
 
 @dataclass(slots=True)

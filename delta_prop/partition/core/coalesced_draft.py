@@ -5,6 +5,7 @@ A call whose rows must be checked one by one is not coalesced; its caller sends 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ from delta_prop.calls.argument_checks import check_columns, check_deltas, check_
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import DELTA_OVERHEAD_BYTES, Draft, MatrixDraft
-from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_wire.batch import SPARSE_KINDS, Batch
 from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, all_finite, name_is_valid
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
@@ -28,11 +29,7 @@ from delta_prop_wire.spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from numpy.typing import ArrayLike, NDArray
-
-    from delta_prop_wire.batch import Batch
 
 Call: TypeAlias = Draft | MatrixDraft
 """One caller's deltas: a draft with a single delta, or columns."""

@@ -5,22 +5,21 @@ Pure but for the log that it is given. What they do not take, the pipeline appen
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from delta_prop.partition.core.appender import Appender
+from delta_prop.partition.ingest.origins import OriginState
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
     from delta_prop.partition.core.fast_heads import FastVectorHeads
-    from delta_prop.partition.ingest.origins import OriginState
-    from delta_prop_wire.batch import Batch, LoggedBatch
 
 _NAMESPACE_AND_KIND = attrgetter("namespace", "kind")
 

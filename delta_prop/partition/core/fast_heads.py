@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, compress, count
 from operator import contains, setitem
-from typing import TYPE_CHECKING
 
 from delta_prop.partition.ingest.vector_heads import (
     HEADS_MAX,
@@ -22,15 +22,10 @@ from delta_prop.partition.ingest.vector_heads import (
     dict_get,
     find_concurrent_rows,
 )
-from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_wire.batch import SPARSE_KINDS, Batch
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Kind, Source
 from delta_prop_wire.spec import DIMENSION_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from delta_prop_wire.batch import Batch
 
 _DELETE_BIT = 1 << Kind.DELETE
 _IS_PARTIAL = bytes(kind in PARTIAL_KINDS for kind in range(256))

@@ -6,21 +6,18 @@ control row records the checksum of the full frame, by which a duplicate is reco
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from delta_prop.calls.refusals import too_many_pieces
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.slicing import select_rows
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from delta_prop_wire.batch import Batch
 
 PIECES_MAX = 1_000
 """Maximum alternating runs of known and new rows in a batch."""

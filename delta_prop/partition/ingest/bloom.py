@@ -7,14 +7,13 @@ size and the storage of the bits. Its hashing and its loops are not used, since 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pybloom_live import BloomFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 _WORD = (1 << 64) - 1

@@ -6,6 +6,7 @@ again. Pure but for the log that it is given.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.calls.refusals import (
@@ -17,16 +18,13 @@ from delta_prop.calls.refusals import (
 )
 from delta_prop.partition.ingest.id_runs import RunCorrupted
 from delta_prop_broker.corruption import LogCorrupted
-from delta_prop_wire.delta import Source
+from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.row_comparison import first_difference, same_contents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from delta_prop.partition.ingest.seen_ids import SeenIds
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import Dot
 
 COST_MAX = 10_000
 """Maximum cost of one call. Unit: comparing one range of rows with one log frame; 10,000 take up to 0.2 s."""

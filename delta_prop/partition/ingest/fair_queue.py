@@ -6,16 +6,13 @@ Pure. It never waits, keeps the order within a lane, and serves no item before i
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from math import exp2, inf
-from typing import TYPE_CHECKING
 
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
 
 AGEING_DOUBLINGS_MAX = 6
 """A lane's weight grows up to 64-fold with the age of its head: after a long standstill, old background work

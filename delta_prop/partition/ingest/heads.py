@@ -5,6 +5,7 @@ Pure. Each namespace has these columns: vector ids, the dot of each head, and wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import or_
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,8 +15,6 @@ import numpy as np
 from delta_prop_wire.delta import FULL_KINDS, Kind, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from delta_prop_wire.batch import Batch
 
 ALIVE, DEAD, UNCHANGED = 0, 1, 2

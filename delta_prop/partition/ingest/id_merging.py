@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.partition.ingest.id_runs import IdRun, RunWriter, pack_tail, sort_rows
+from delta_prop.partition.ingest.id_runs import IdRun, RunFacts, RunWriter, pack_tail, sort_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from numpy.typing import NDArray
 
-    from delta_prop.partition.ingest.id_runs import RunFacts
     from delta_prop_broker.disk import File
     from delta_prop_broker.recovery.checkpoints import CheckpointFile
 

@@ -5,15 +5,12 @@ Pure and bounded: only the newest ids are stored. An id is forgotten if a delta 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from delta_prop_wire.spec import DELTA_ID_BYTES, ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 IDS_MAX = 100_000
 _U16 = np.dtype("<u2")

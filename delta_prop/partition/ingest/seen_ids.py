@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -18,8 +19,6 @@ from delta_prop.partition.ingest.bloom import hash_id, hash_ids
 from delta_prop.partition.ingest.id_runs import IdRun, RunCorrupted, RunWriter, sort_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
 FEW_IDS = 64

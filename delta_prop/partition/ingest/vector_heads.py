@@ -6,21 +6,17 @@ and ignores an operation on a missing vector.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from delta_prop.partition.ingest.expectations import check_expects
-from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_wire.batch import SPARSE_KINDS, Batch
 from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Dot, Head, Kind, Source
 from delta_prop_wire.errors import InvalidDelta, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from delta_prop_wire.batch import Batch
 
 HEADS_MAX = 2_000_000
 ORIGIN_SHIFT = 64

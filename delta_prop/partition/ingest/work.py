@@ -5,23 +5,22 @@ They only hold values; `pipeline.py` decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from delta_prop_wire.delta import AckLevel, Kind, Priority, Source
+import numpy as np
+
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_vectors
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import PARENTS_PER_DELTA_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
     from numpy.typing import NDArray
 
     from delta_prop.calls.receipt import Receipt
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import Delta, Dot
-    from delta_prop_wire.errors import Refused
 
 DELTA_OVERHEAD_BYTES = 128
 """Bytes that a delta counts in the queue besides its payload, for fixed parts of a frame and for indexes."""

@@ -6,15 +6,11 @@ Pure arithmetic on mappings of origin to counter. A missing entry always counts 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from delta_prop_wire.delta import Dot
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ENTRIES_MAX = 262_144
 """Maximum number of stored clock entries of all origins together."""

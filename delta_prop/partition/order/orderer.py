@@ -14,8 +14,9 @@ moves `watermarks`, so the dot of a refused or failed delta stays open.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from delta_prop.partition.order.missing import (
     DotRange,
@@ -28,11 +29,7 @@ from delta_prop.partition.order.missing import (
 from delta_prop.partition.order.pending import Entry, PendingEntries, Verdict
 from delta_prop.partition.order.waiters import Waiters
 from delta_prop_wire.delta import Dot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from delta_prop_wire.errors import Refused
+from delta_prop_wire.errors import Refused
 
 __all__ = ["Entry", "Orderer", "OrdererStatistics", "RefusedEntry", "Verdict"]
 

@@ -5,24 +5,20 @@ Pure: it decides which deltas to refuse, and why; `pipeline.py` refuses them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from delta_prop.calls.argument_checks import check_deltas
-from delta_prop.partition.ingest.work import SequencedBatch
+from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
 from delta_prop_wire.bounds import is_id
-from delta_prop_wire.delta import Source
-from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.delta import Delta, Dot, Priority, Source
+from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from delta_prop.partition.ingest.refused_ids import RefusedIds
     from delta_prop.partition.ingest.seen_ids import SeenIds
-    from delta_prop.partition.ingest.work import Draft, MatrixDraft
     from delta_prop.partition.order.orderer import Entry, Orderer
-    from delta_prop_wire.delta import Delta, Dot, Priority
-    from delta_prop_wire.errors import Refused
 
 
 class Orphans:

@@ -7,14 +7,11 @@ This module only holds and counts them; `waiters.py` indexes the dependencies. T
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from delta_prop_wire.delta import Dot
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
 
 STALE_TICKETS_MAX = 64
 """The deadline queue is rebuilt when it exceeds twice the number of pending entries by more than this."""

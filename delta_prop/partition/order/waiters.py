@@ -10,12 +10,11 @@ and a mostly stale heap is rebuilt, so the number of pending entries bounds its 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from delta_prop.partition.order.pending import Entry
 
 T = TypeVar("T", int, tuple[int, int])

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 
 from delta_prop.partition.ingest.heads import DEAD, HeadChanges, pack_heads
-from delta_prop.partition.ingest.id_runs import RunCorrupted
+from delta_prop.partition.ingest.id_runs import IdRun, RunCorrupted
 from delta_prop.partition.state.id_run_store import IdRunStore, open_run
 from delta_prop.partition.state.pipeline_state import (
     SECTION,
@@ -32,21 +33,23 @@ from delta_prop.partition.state.pipeline_state import (
     unpack,
 )
 from delta_prop.platform.tick_callbacks import Wakeup
-from delta_prop_broker.recovery.checkpoints import CheckpointCorrupted, CheckpointFile, file_name
+from delta_prop_broker.recovery.checkpoints import (
+    Checkpoint,
+    CheckpointCorrupted,
+    CheckpointFile,
+    Checkpoints,
+    Position,
+    file_name,
+)
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from delta_prop.partition.core.appender import Appender
-    from delta_prop.partition.ingest.id_runs import IdRun
     from delta_prop.partition.pipeline import Pipeline
     from delta_prop.partition.storage.committer import Committer
     from delta_prop.platform.ports import Threads, World
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.recovery.checkpoints import Checkpoint, Checkpoints, Position
-    from delta_prop_wire.batch import LoggedBatch
 
 logger = logging.getLogger("delta_prop")
 

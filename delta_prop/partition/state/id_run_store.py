@@ -6,6 +6,7 @@ It does one step at a time; disk waits run on a thread. A disk failure is logged
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from delta_prop.partition.ingest.seen_ids import SeenIds
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.platform.ports import Threads
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.recovery.checkpoints import CheckpointFile, CheckpointFileWriter, Checkpoints

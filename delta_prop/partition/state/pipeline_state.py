@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,7 @@ from delta_prop.partition.ingest.origins import OriginColumns, OriginState, Save
 from delta_prop.partition.ingest.vector_heads import SavedVectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     Columns = tuple[array[int], array[int], array[int]]
-
     from delta_prop.partition.ingest.id_runs import IdRun
 
 SECTION = "chain"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -11,8 +12,6 @@ from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop.partition.storage.committer import Committer
     from delta_prop.platform.ports import Threads, World
     from delta_prop_broker.log.durable import DurableLog

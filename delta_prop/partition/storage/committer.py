@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import anyio.lowlevel
 
-from delta_prop.platform.tick_callbacks import Wakeup
+from delta_prop.platform.tick_callbacks import TickCallbacks, Wakeup
 from delta_prop_broker.log.refusals import disk_full_details
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.platform.ports import Clock, Threads
-    from delta_prop.platform.tick_callbacks import TickCallbacks
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.writing import Commit
 

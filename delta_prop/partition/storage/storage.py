@@ -6,6 +6,7 @@ A thread of its own waits for the disk.
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -14,26 +15,24 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.partition.ingest.epochs import epoch_limit, openings_for
+from delta_prop.partition.ingest.origins import Origins
 from delta_prop.partition.state.checkpointing import Checkpointer
 from delta_prop.partition.storage.background import compact, compress_sealed
 from delta_prop.partition.storage.committer import Committer
 from delta_prop.partition.storage.log_reopener import LogReopener
 from delta_prop.partition.storage.log_times import LogTimes
+from delta_prop.platform.tick_callbacks import TickCallbacks
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.recovery.recovery import RecoveryReport
+from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from anyio.abc import TaskGroup
 
-    from delta_prop.partition.ingest.origins import Origins
     from delta_prop.partition.pipeline import Pipeline
     from delta_prop.platform.ports import Threads, World
-    from delta_prop.platform.tick_callbacks import TickCallbacks
-    from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.recovery.recovery import RecoveryReport
-    from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")
 

@@ -24,7 +24,6 @@ from delta_prop_wire.spec import DELTA_ID_BYTES
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from numpy.typing import NDArray
 
 KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFORM}

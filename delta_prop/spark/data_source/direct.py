@@ -7,12 +7,17 @@ attempt stopped.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+
+from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
 from delta_prop.spark import system
 from delta_prop.spark.data_source.blocks import to_block
 from delta_prop.spark.data_source.results import PartResult
 from delta_prop.spark.data_source.sending import RowBlocks, offer_rows, producer_of
+from delta_prop.spark.options import WriteOptions
 from delta_prop.spark.service_checks import range_reader_of
 from delta_prop_wire.delta import make_origin, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
@@ -20,13 +25,7 @@ from delta_prop_wire.frames import RefusedRow
 from delta_prop_wire.spec import FINAL, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import pyarrow as pa
-
     from delta_prop.client.ranges import RangeReader
-    from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
-    from delta_prop.spark.options import WriteOptions
 
 REASONS_MAX = 5
 """Maximum number of a part's refused rows that are reported one by one."""

@@ -6,12 +6,14 @@ ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
+    Filter,
     GreaterThan,
     GreaterThanOrEqual,
     In,
@@ -21,11 +23,6 @@ from pyspark.sql.datasource import (
 
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import ALL, Topic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pyspark.sql.datasource import Filter
 
 TOPICS_MAX = 256
 """Maximum number of topics in one subscription."""

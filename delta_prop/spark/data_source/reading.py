@@ -5,31 +5,33 @@ A reader holds no connection: Spark sends it to executors, which open one for ea
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
 
+from delta_prop.directory.log_positions import LogPosition
 from delta_prop.spark.arguments import check_not_beyond
 from delta_prop.spark.columns import check_read_schema
 from delta_prop.spark.data_source.pushdown import ReadFilter, narrow
+from delta_prop.spark.options import ReadOptions
 from delta_prop.spark.service_checks import range_reader_of
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
-    from pyspark.sql.streaming.datasource import ReadLimit
-    from pyspark.sql.types import StructType
 
     from delta_prop.client.ranges import LogBounds, RangeReader
-    from delta_prop.directory.log_positions import LogPosition
-    from delta_prop.spark.options import ReadOptions
 
 PARTITION_OFFSETS = 100_000
 """Number of offsets in a partition, if the user does not set the number of partitions."""

@@ -5,12 +5,11 @@ Pure, and quick to load: they travel from the tasks to the driver.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from delta_prop_wire.frames import JobStatus, RefusedRow
 
 

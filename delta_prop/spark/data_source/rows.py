@@ -6,6 +6,7 @@ Needs pyarrow, not Spark.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from delta_prop_wire.batch import Batch, LoggedBatch

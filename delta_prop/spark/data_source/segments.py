@@ -6,38 +6,33 @@ snapshot has the states that resulted from it. Every task must see the directory
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from delta_prop.calls.argument_checks import check_path
-from delta_prop.directory.log_positions import EARLIEST, LATEST, check_not_before, offset_of
+from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition, check_not_before, offset_of
 from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log
 from delta_prop.platform.system import open_existing_disk
-from delta_prop.spark.arguments import check_not_beyond, check_session, position_of
+from delta_prop.spark.arguments import When, check_not_beyond, check_session, position_of
 from delta_prop.spark.data_source.rows import merge_batches
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.readonly.follow import Follower
-from delta_prop_broker.retention.snapshot import open_snapshot
+from delta_prop_broker.retention.snapshot import Snapshot, open_snapshot
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_broker.segments.segment import Segment, segment_bases
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from delta_prop.directory.log_positions import LogPosition
-    from delta_prop.spark.arguments import When
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.retention.snapshot import Snapshot
-    from delta_prop_wire.batch import LoggedBatch
 
 PART_BYTES = 16 << 20
 """Size up to which one task reads adjacent segments; it reads a larger segment alone."""

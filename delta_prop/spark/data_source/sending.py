@@ -7,27 +7,22 @@ block before it sends any of it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.client.sync_producer import SyncProducer
+from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
 from delta_prop.spark.arrays import concat_batches
 from delta_prop.spark.data_source.blocks import to_block
 from delta_prop.spark.data_source.results import PartResult
+from delta_prop.spark.options import WriteOptions
 from delta_prop.spark.service_checks import check_on_worker
+from delta_prop_wire.block import Block
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import JobPart
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from delta_prop.client.sync_producer import SyncReceipt
-    from delta_prop.spark.options import WriteOptions
-    from delta_prop_wire.block import Block
 
 BLOCK_ROWS = 5_000
 """Half the rows of a batch of Spark, so that slices need no copy. Another value breaks running streams."""

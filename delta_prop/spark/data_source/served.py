@@ -6,24 +6,22 @@ its directory, which has the snapshot.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from delta_prop.directory.log_positions import EARLIEST, LATEST
+from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition
 from delta_prop.spark import system
 from delta_prop.spark.arguments import check_not_beyond
 from delta_prop.spark.data_source.segments import LogView
 from delta_prop.spark.options import Remote, read_options
 from delta_prop.spark.service_checks import check_on_driver, range_reader_of
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop.client.ranges import LogBounds
-    from delta_prop.directory.log_positions import LogPosition
-    from delta_prop_wire.batch import LoggedBatch
 
 PART_ROWS = 100_000
 ROW_BYTES = 256

@@ -5,6 +5,7 @@ Its workers run this Python interpreter, where delta-prop is installed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from delta_prop.spark import system
 from delta_prop.spark.java import check_java, check_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
 

@@ -8,26 +8,24 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
 from delta_prop.client.errors import Unreachable
 from delta_prop.spark import system
 from delta_prop.spark.arguments import check_session
-from delta_prop.spark.options import read_options, write_options
+from delta_prop.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from delta_prop.spark.service_checks import check_on_driver, check_publishes
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import (
-        DataSourceReader,
-        DataSourceStreamReader,
-        DataSourceStreamWriter,
-        DataSourceWriter,
-    )
     from pyspark.sql.types import StructType
-
-    from delta_prop.spark.options import ReadOptions, WriteOptions
 
 NAME = "delta_prop"
 

@@ -5,11 +5,13 @@ A writer holds no connection: Spark sends it to executors, and only they load th
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from delta_prop.spark import system
 from delta_prop.spark.columns import check_write_schema
@@ -26,10 +28,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import pyarrow as pa
-    from pyspark.sql.types import StructType
 
     from delta_prop.spark.options import WriteOptions
     from delta_prop_wire.frames import Decision, JobStatus, StagedPart

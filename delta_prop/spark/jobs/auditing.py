@@ -7,11 +7,14 @@ applies them in order with all other deltas, and the log still explains all cont
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from delta_prop import auditing
+from delta_prop.auditing import RepairResult
 from delta_prop.auditing.audit_scope import (
     check_sink_offset,
     lost_prefix_error,
@@ -21,25 +24,15 @@ from delta_prop.auditing.audit_scope import (
 from delta_prop.auditing.differences import Difference
 from delta_prop.auditing.sink_file import StorageSinkFile
 from delta_prop.calls.argument_checks import check_path
+from delta_prop.client import SyncProducer
 from delta_prop.spark.arguments import check_session, check_table
-from delta_prop.spark.data_source.segments import states_of
+from delta_prop.spark.data_source.segments import LogView, states_of
 from delta_prop.spark.jobs.replaying import partition_blobs, read_parts
 from delta_prop.spark.states.buckets import BLOBS_DDL, bucket_count_for, spread_sink_states
 from delta_prop.spark.states.differences import DIFFERENCES_DDL, find_differences
 from delta_prop.spark.states.sink_contents import normalize_columns, to_states
 from delta_prop.spark.states.storage_rows import read_states
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import PurePath
-
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-
-    from delta_prop.auditing import RepairResult
-    from delta_prop.client import SyncProducer
-    from delta_prop.spark.data_source.segments import LogView
-    from delta_prop_wire.delta import Delta
+from delta_prop_wire.delta import Delta
 
 
 def audit(

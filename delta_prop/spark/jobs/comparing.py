@@ -7,11 +7,13 @@ Needs pyarrow, not Spark. Rows come sorted by namespace, vector id and table, an
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from delta_prop.auditing.differences import diff_metadata
 from delta_prop.spark.arrays import schema_of
@@ -20,11 +22,6 @@ from delta_prop.spark.states.folding_numbers import Lists, expand_spans
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.metadata import merge
 from delta_prop_wire.topics import kind_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 DELTAS_DDL = (
     "vector_id string, namespace string, op string, vector array<float>, indices array<int>, "

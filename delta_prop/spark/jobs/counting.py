@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.directory.log_positions import EARLIEST, LATEST
+from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition
 from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.directory.stored_sinks import read_sinks
-from delta_prop.spark.arguments import check_session, normalize_source, position_of
+from delta_prop.spark.arguments import LogSource, When, check_session, normalize_source, position_of
 from delta_prop.spark.arrays import schema_of
-from delta_prop.spark.data_source.segments import log_of, spark_parts
+from delta_prop.spark.data_source.segments import LogPart, LogView, log_of, spark_parts
 from delta_prop.spark.data_source.served import remote_of, served_range
+from delta_prop.spark.options import Remote
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys
 from delta_prop.spark.states.folding import column_of
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
-
-    from delta_prop.directory.log_positions import LogPosition
-    from delta_prop.spark.arguments import LogSource, When
-    from delta_prop.spark.data_source.segments import LogPart, LogView
-    from delta_prop.spark.options import Remote
-    from delta_prop_wire.batch import LoggedBatch
 
 COUNTS_DDL = (
     "namespace string not null, vector_id string, op string, deltas long not null, bytes long not null, "

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from delta_prop.spark.arguments import check_table
 from delta_prop.spark.jobs.comparing import DELTAS_DDL, compare
 from delta_prop.spark.jobs.pairs import NEW, OLD
 from delta_prop.spark.jobs.tables import column_mapping_of, has_metadata_column, to_facts
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import DataFrame
 
 
 def diff(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from delta_prop.spark.arguments import check_table, format_of
 from delta_prop.spark.jobs.pairs import MEMBER, NEW
 from delta_prop.spark.jobs.tables import column_mapping_of, join_members, to_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
 
 
 def to_deltas(

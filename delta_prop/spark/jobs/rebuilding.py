@@ -7,6 +7,7 @@ No sink may have the file open meanwhile. To fill an index, load the table of al
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,25 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from delta_prop.calls.argument_checks import check_path
-from delta_prop.spark.arguments import check_session, position_of
-from delta_prop.spark.data_source.segments import states_of
+from delta_prop.spark.arguments import When, check_session, position_of
+from delta_prop.spark.data_source.segments import LogView, states_of
 from delta_prop.spark.jobs.replaying import replay_log
 from delta_prop.spark.states.buckets import bucket_count_for
 from delta_prop.spark.states.changes import STATES
-from delta_prop_sinks.storage_file import StorageFile
+from delta_prop_sinks.storage_file import StorageFile, StorageFileState
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.state_rows import StateRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pyspark.sql import SparkSession
-
-    from delta_prop.spark.arguments import When
-    from delta_prop.spark.data_source.segments import LogView
-    from delta_prop_sinks.storage_file import StorageFileState
 
 WAL_BYTES_MAX = 64 << 20
 

@@ -7,6 +7,7 @@ bucket, in canonical order, by columns.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -14,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.arguments import check_session, normalize_source, position_of
-from delta_prop.spark.data_source.segments import spark_parts, states_of
+from delta_prop.spark.arguments import LogSource, When, check_session, normalize_source, position_of
+from delta_prop.spark.data_source.segments import LogPart, LogView, spark_parts, states_of
 from delta_prop.spark.data_source.served import remote_of, served_log
 from delta_prop.spark.states.buckets import BLOBS_DDL, bucket_count_for, fold_blobs, spread
 from delta_prop.spark.states.changes import STATE, STATES, STATES_DDL, split_keys
@@ -23,12 +24,7 @@ from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pyspark.sql import DataFrame, SparkSession
-
-    from delta_prop.spark.arguments import LogSource, When
-    from delta_prop.spark.data_source.segments import LogPart, LogView
 
 CONTENT = ("namespace", "vector_id", "vector", "data", "metadata")
 """Columns of a vector's content, which `diff` accepts."""

@@ -5,8 +5,10 @@ Runs on the driver: builds expressions of Spark SQL, and reads nothing. Refuses 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -24,11 +26,6 @@ from pyspark.sql.types import (
 from delta_prop.spark.jobs.pairs import MEMBER
 from delta_prop_wire.delta import DEFAULT_NAMESPACE
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import Column, DataFrame
 
 _JSON = {"ignoreNullFields": "false"}
 _INFINITE = float("inf")

@@ -6,6 +6,7 @@ much. Needs pyarrow, not Spark.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,6 @@ from delta_prop.spark.states.folding import fold
 from delta_prop_wire.delta import KnownIds, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from delta_prop_wire.batch import LoggedBatch
 
 BLOBS_DDL = "bucket int, first long, changes binary"

@@ -7,12 +7,14 @@ compared up to its cursor: deltas after it do not count as missing.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from delta_prop.auditing.differences import LogState, SinkRow, Verdict, classify, make_difference
 from delta_prop.spark.arrays import schema_of
@@ -23,11 +25,6 @@ from delta_prop.spark.states.folding_numbers import Lists
 from delta_prop.spark.states.folding_rows import state_of_row
 from delta_prop.spark.states.storage_rows import UNKNOWN_METADATA
 from delta_prop_wire.delta import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
-
-    from numpy.typing import NDArray
 
 DIFFERENCES_DDL = (
     "namespace string not null, vector_id string not null, difference string not null, "

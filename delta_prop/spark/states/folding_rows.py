@@ -5,6 +5,7 @@ It converts rows of Arrow tables for the algebra of `wire`, and the algebra's re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
@@ -12,18 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from delta_prop.spark.states.changes import CHANGES, STATE
-from delta_prop_wire.algebra import VectorState, with_ignored
+from delta_prop_wire.algebra import Key, VectorState, with_ignored
 from delta_prop_wire.algebra import fold as fold_state
 from delta_prop_wire.delta import Kind, KnownIds, Operation
 from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
 from delta_prop_wire.metadata import merge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
-
-    from delta_prop_wire.algebra import Key
 
 
 class FoldedVector(NamedTuple):

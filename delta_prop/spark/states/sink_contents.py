@@ -6,25 +6,23 @@ Absent metadata are not compared: a table of another system's index may have onl
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from delta_prop.spark.arguments import check_session
 from delta_prop.spark.states.changes import CHANGES, STATE, STATES, join_keys
 from delta_prop.spark.states.storage_rows import UNKNOWN_METADATA, pack_metadata
+from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
-
-    from delta_prop_wire.algebra import VectorState
 
 NO_OFFSET = -1
 """Offset of a row without one."""

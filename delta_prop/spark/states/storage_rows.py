@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgpack
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.auditing.sink_file import kind_of
+from delta_prop.auditing.sink_file import Row, SinkRows, kind_of
 from delta_prop.spark.states.changes import CHANGES, STATE
 from delta_prop_wire.delta import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from delta_prop.auditing.sink_file import Row, SinkRows
 
 UNREADABLE, UNKNOWN_METADATA = b"\xc1", b"\xc1\x00"
 """Markers for metadata that are not a JSON object, and for unknown metadata; no msgpack begins like this."""

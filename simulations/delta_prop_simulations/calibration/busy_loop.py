@@ -6,6 +6,7 @@ that become due meanwhile run late, as on the machine. A call on a thread contin
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,8 +16,6 @@ import anyio
 from delta_prop.testing.loop import HORIZON_S, VirtualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from delta_prop_simulations.calibration.distributions import Distribution
     from delta_prop_simulations.rng import Random
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -13,8 +14,6 @@ from delta_prop_simulations.scenarios.sinks import ConfiguredDistribution
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from delta_prop_simulations.scenarios.scenario import SinkSpec
 
 FORMAT = "delta-prop calibration 1"

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 
 from delta_prop.api.propagator import Propagator
 from delta_prop_simulations.calibration import index, storage, subscriber, system
 from delta_prop_simulations.calibration.calibration_file import CALL
-from delta_prop_simulations.calibration.distributions import Samples
+from delta_prop_simulations.calibration.distributions import Distribution, Samples
 from delta_prop_simulations.calibration.driving import RealRig, Source, Stopwatch
 from delta_prop_simulations.calibration.machine_times import batches
 from delta_prop_simulations.calibration.models import observe
-from delta_prop_simulations.calibration.rounds import compare, run_round
+from delta_prop_simulations.calibration.rounds import Comparison, Round, SetUp, compare, run_round
+from delta_prop_simulations.rng import Random, Seed
 from delta_prop_sinks.cache import CacheSink
 from delta_prop_sinks.index import IndexSink
 from delta_prop_sinks.jsonlines import JsonLinesSink
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from delta_prop_simulations.calibration.distributions import Distribution
-    from delta_prop_simulations.calibration.driving import RealRig
-    from delta_prop_simulations.calibration.rounds import Comparison, Round, SetUp
-    from delta_prop_simulations.rng import Random, Seed
 
 KEYS, DIMENSION = 5_000, 32
 """Number of vectors, and of numbers per vector."""

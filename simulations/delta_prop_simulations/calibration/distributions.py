@@ -7,6 +7,7 @@ distributions is assumed, so the tail stays as it was measured.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
@@ -15,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from delta_prop_simulations.rng import Random
 
 TIMES_PER_SIZE_MAX = 256

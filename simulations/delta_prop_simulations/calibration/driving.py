@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ import anyio
 import anyio.lowlevel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from delta_prop.api.propagator import Propagator
     from delta_prop.calls.receipt import Receipt
     from delta_prop.platform.ports import Timer

@@ -7,38 +7,34 @@ longer. The graph grows meanwhile, as it does when an index is filled.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import numpy as np
 
 from delta_prop.api.propagator import Propagator
+from delta_prop.platform.ports import Threads, Timer
 from delta_prop.platform.world import real_world
 from delta_prop.testing.world import virtual_world
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.calibration_file import CALL
+from delta_prop_simulations.calibration.distributions import Samples
 from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch
 from delta_prop_simulations.calibration.machine_times import Contender, measure_machine, noise
 from delta_prop_simulations.calibration.models import THREAD, THREAD_CONTENDED, Draws, ModelSink, observe
 from delta_prop_simulations.calibration.rounds import SetUp
-from delta_prop_simulations.rng import Seed
+from delta_prop_simulations.rng import Random, Seed
 from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_sinks.index import IndexSink
 from delta_prop_sinks.sink import Backlog, TryAgain
 from delta_prop_wire.delta import Delta, dense
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-    from typing import TypeVar
-
-    from delta_prop.platform.ports import Threads, Timer
-    from delta_prop_simulations.calibration.distributions import Samples
-    from delta_prop_simulations.rng import Random
-
     T = TypeVar("T")
 
 DIMENSION, SPREAD = 64, 0.5

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop.api.propagator import Propagator
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.driving import Source, Stopwatch
-from delta_prop_simulations.rng import Seed
+from delta_prop_simulations.rng import Random, Seed
 from delta_prop_wire.delta import Delta, dense
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from delta_prop_simulations.calibration.distributions import Samples
-    from delta_prop_simulations.rng import Random
 
 SEND = "send"
 """A publish with all its work on the loop, and the timer before it; keyed by the deltas per publish."""

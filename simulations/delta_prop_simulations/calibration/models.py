@@ -6,23 +6,20 @@ distributions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import log
 from statistics import median
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from delta_prop_simulations.calibration.busy_loop import NO_CONTENTION, Contention
+from delta_prop.platform.ports import Threads, Timer
+from delta_prop_simulations.calibration.busy_loop import NO_CONTENTION, BusyTime, Contention
+from delta_prop_simulations.calibration.driving import Stopwatch
 from delta_prop_simulations.calibration.machine_times import BUSY, SEND, SEND_CONTENDED, SEND_UNCONTENDED
+from delta_prop_simulations.rng import Random
+from delta_prop_sinks.sink import Delivery, SinkContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
-
-    from delta_prop.platform.ports import Threads, Timer
-    from delta_prop_simulations.calibration.busy_loop import BusyTime
     from delta_prop_simulations.calibration.distributions import Distribution
-    from delta_prop_simulations.calibration.driving import Stopwatch
-    from delta_prop_simulations.rng import Random
-    from delta_prop_sinks.sink import Delivery, SinkContext
 
     T = TypeVar("T")
 

@@ -6,34 +6,28 @@ between the measured slices, and the rate of an open loop comes from the predict
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
+from delta_prop.platform.ports import Timer
 from delta_prop.testing.world import VirtualClock
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.busy_loop import BusyTime
-from delta_prop_simulations.calibration.distributions import Samples
-from delta_prop_simulations.calibration.driving import Observation, poisson
+from delta_prop_simulations.calibration.distributions import Distribution, Samples
+from delta_prop_simulations.calibration.driving import Observation, RealRig, Rig, poisson
 from delta_prop_simulations.calibration.machine_times import TIMER_DELAY
 from delta_prop_simulations.calibration.models import Draws
 from delta_prop_simulations.rng import Seed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-    from typing import TypeAlias
-
-    from delta_prop.platform.ports import Timer
-    from delta_prop_simulations.calibration.distributions import Distribution
-    from delta_prop_simulations.calibration.driving import RealRig, Rig
-
     Drive: TypeAlias = Callable[[Rig, float], Awaitable[None]]
-    from collections.abc import Sequence
 
 SLICES = 3
 """Number of measured slices in a round; there is a slice of calibration before and after each."""

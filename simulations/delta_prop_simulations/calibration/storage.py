@@ -7,17 +7,20 @@ each other down, since they share the interpreter; this is measured, too.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from delta_prop.api.propagator import Propagator
+from delta_prop.platform.ports import Timer
 from delta_prop.platform.world import real_world
 from delta_prop.testing.world import virtual_world
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.calibration_file import CALL
+from delta_prop_simulations.calibration.distributions import Samples
 from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch
 from delta_prop_simulations.calibration.machine_times import BATCHES, Contender, batches, measure_machine
 from delta_prop_simulations.calibration.models import (
@@ -29,17 +32,10 @@ from delta_prop_simulations.calibration.models import (
     observe,
 )
 from delta_prop_simulations.calibration.rounds import SetUp
+from delta_prop_simulations.rng import Random
+from delta_prop_sinks.sink import Delivery
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_sinks.storage_file import WAL_ROWS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from delta_prop.platform.ports import Timer
-    from delta_prop_simulations.calibration.distributions import Samples
-    from delta_prop_simulations.rng import Random
-    from delta_prop_sinks.sink import Delivery
 
 LOOP = "loop"
 THREAD_TRUNCATING = "thread, cutting off the write-ahead log"

@@ -7,15 +7,17 @@ service.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 
 from delta_prop.api.propagator import Propagator
 from delta_prop.client import Subscriber
+from delta_prop.platform.ports import Timer, World
 from delta_prop.platform.world import real_world
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
@@ -24,18 +26,12 @@ from delta_prop.testing.network_path import NetworkConditions
 from delta_prop.testing.world import virtual_world
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.calibration_file import CALL
+from delta_prop_simulations.calibration.distributions import Samples
 from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch
 from delta_prop_simulations.calibration.machine_times import BATCHES, batches, measure_machine
+from delta_prop_simulations.calibration.models import Draws
 from delta_prop_simulations.calibration.rounds import SetUp
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from delta_prop.platform.ports import Timer, World
-    from delta_prop_simulations.calibration.distributions import Samples
-    from delta_prop_simulations.calibration.models import Draws
-    from delta_prop_simulations.rng import Random
+from delta_prop_simulations.rng import Random
 
 RATE_PER_S = 3_000.0
 KEYS, DIMENSION = 5_000, 32

@@ -10,28 +10,23 @@ from __future__ import annotations
 import gc
 import logging
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.testing import NetworkConditions, Stuck, VirtualNetwork, run_virtual
 from delta_prop_simulations.chaos.faults import Nemesis
 from delta_prop_simulations.chaos.histories import ClientHistory
-from delta_prop_simulations.chaos.node import PORT, ClientHost, Node, format_error, leaf_exceptions
+from delta_prop_simulations.chaos.node import PORT, ClientHost, Host, Node, format_error, leaf_exceptions
 from delta_prop_simulations.chaos.oracle import Oracle
+from delta_prop_simulations.chaos.plan import NodePlan, Plan
 from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_simulations.chaos.workload import Reader, Writer
 from delta_prop_simulations.machine import ClockFaults, Machine, ThreadFaults
 from delta_prop_simulations.rng import Seed
 from delta_prop_simulations.trace import Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from delta_prop_simulations.chaos.node import Host
-    from delta_prop_simulations.chaos.plan import NodePlan, Plan
 
 PROGRESS_S_MAX = 120.0
 """The virtual time within which all work must be processed after healing."""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from delta_prop_simulations.chaos.histories import LogHistory
 from delta_prop_simulations.chaos.log_checks import comparable_state, fold_canonically
 from delta_prop_simulations.chaos.plan import POISON
 from delta_prop_simulations.chaos.violation import Violation, require
-from delta_prop_wire.delta import Source
+from delta_prop_wire.algebra import VectorState
+from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.topics import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     from delta_prop.delivery.held_deltas import QuarantinedDelta
-    from delta_prop_simulations.chaos.histories import LogHistory
     from delta_prop_simulations.chaos.sinks import ModelSink, Ref
     from delta_prop_simulations.chaos.workload import Reader, ReadSession
-    from delta_prop_wire.algebra import VectorState
     from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.delta import Dot
 
 _SHOWN_MAX = 5
 

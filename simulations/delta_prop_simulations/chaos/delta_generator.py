@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from delta_prop_simulations.chaos.plan import POISON
 from delta_prop_wire.delta import (
     ABSENT,
     Delta,
+    Dot,
+    Operation,
     Priority,
     create,
     delete,
@@ -23,10 +26,7 @@ from delta_prop_wire.delta import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop_simulations.rng import Random
-    from delta_prop_wire.delta import Dot, Operation
 
 NAMESPACES = ("a", "b")
 HOT = ("a", "b", "c", "d")

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.testing import NetworkConditions
-from delta_prop_simulations.chaos.node import RESTART_DELAY_S, ClientHost, Node, disk_failures
+from delta_prop import Propagator
+from delta_prop.testing import NetworkConditions, VirtualNetwork
+from delta_prop_simulations.chaos.node import RESTART_DELAY_S, ClientHost, Host, Node, disk_failures
+from delta_prop_simulations.chaos.plan import StrikePlan
 from delta_prop_simulations.chaos.workload import Reader
+from delta_prop_simulations.disk import SimDisk
 from delta_prop_simulations.disk_faults import SimCrash
-from delta_prop_simulations.machine import ThreadFaults
+from delta_prop_simulations.machine import Machine, ThreadFaults
 from delta_prop_sinks import TryAgain
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from delta_prop import Propagator
-    from delta_prop.testing import VirtualNetwork
-    from delta_prop_simulations.chaos.node import Host
-    from delta_prop_simulations.chaos.plan import StrikePlan
-    from delta_prop_simulations.disk import SimDisk
-    from delta_prop_simulations.machine import Machine
     from delta_prop_simulations.trace import Trace
 
 _STALL_S = 1.5

@@ -8,22 +8,19 @@ separately. It wraps the log's append methods, and does not change their effect.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta_prop_simulations.chaos.violation import require
-from delta_prop_wire.delta import AckLevel
-from delta_prop_wire.spec import BATCH_ROWS_MAX
+from delta_prop_wire.delta import AckLevel, Dot
+from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.memory import MemoryLog
     from delta_prop_simulations.chaos.sinks import Ref
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import AckLevel, Dot
-    from delta_prop_wire.spec import ErrorCode
 
 TOKEN = "t"
 """The metadata name of a delta's token."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from delta_prop_simulations.chaos.histories import SUM, token_of
+from delta_prop_simulations.chaos.histories import SUM, ClientHistory, DeltaOutcome, LogHistory, token_of
 from delta_prop_simulations.chaos.violation import Violation, require
-from delta_prop_wire.algebra import fold
+from delta_prop_wire.algebra import Key, VectorState, fold
 from delta_prop_wire.delta import ABSENT, AckLevel, Dot, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from delta_prop_simulations.chaos.histories import ClientHistory, DeltaOutcome, LogHistory
     from delta_prop_simulations.chaos.sinks import Ref
-    from delta_prop_wire.algebra import Key, VectorState
     from delta_prop_wire.batch import LoggedBatch
 
 

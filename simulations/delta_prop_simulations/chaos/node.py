@@ -6,40 +6,35 @@ the process is restarted, as a supervisor would do. A service is the production 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import ClientSettings, ForwardLink
 from delta_prop.delivery.feed_state import FeedState
+from delta_prop.platform.ports import World
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink
+from delta_prop_simulations.chaos.plan import Knobs, NodePlan, SinkPlan
 from delta_prop_simulations.chaos.sinks import KINDS, CountedIndex, ModelSink, SinkFaults
 from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_simulations.disk_faults import SimCrash
-from delta_prop_simulations.machine import Ending
+from delta_prop_simulations.machine import Ending, Machine, Process
 from delta_prop_sinks import CacheSink
+from delta_prop_sinks.sink import Sink
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from delta_prop.platform.ports import World
     from delta_prop_simulations.chaos.oracle import Oracle
-    from delta_prop_simulations.chaos.plan import Knobs, NodePlan, SinkPlan
-    from delta_prop_simulations.machine import Machine, Process
     from delta_prop_simulations.rng import Seed
-    from delta_prop_sinks.sink import Sink
 
     Embedded = Callable[[Propagator, Process], Coroutine[None, None, None]]
-    from collections.abc import Iterator
-
-    from anyio.abc import TaskGroup
-
     from delta_prop_simulations.chaos.workload import Reader, Writer
 
 RESTART_DELAY_S = 1.0

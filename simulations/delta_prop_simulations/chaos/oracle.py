@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from delta_prop import Propagator
 from delta_prop_simulations.chaos import deliveries, log_checks
 from delta_prop_simulations.chaos.deliveries import ExpectedRows
-from delta_prop_simulations.chaos.histories import READ_BYTES_MAX, LogHistory
+from delta_prop_simulations.chaos.histories import READ_BYTES_MAX, ClientHistory, LogHistory
 from delta_prop_simulations.chaos.invariants import StepChecker
 from delta_prop_simulations.chaos.violation import Violation, require
 from delta_prop_sinks import CacheSink, IndexSink
+from delta_prop_wire.algebra import VectorState
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.spec import BATCH_ROWS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from delta_prop import Propagator
     from delta_prop.api.internals import Internals
     from delta_prop.delivery.feed import Feed
-    from delta_prop_simulations.chaos.histories import ClientHistory
     from delta_prop_simulations.chaos.node import Node
     from delta_prop_simulations.chaos.sinks import ModelSink, Ref
     from delta_prop_simulations.chaos.workload import Reader
-    from delta_prop_wire.algebra import VectorState
-    from delta_prop_wire.batch import LoggedBatch
 
 
 class Oracle:

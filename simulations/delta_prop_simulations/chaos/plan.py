@@ -7,14 +7,12 @@ draws of the other parts unchanged. Pure.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 Knobs = dict[str, float | int | str | bool]
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
-from delta_prop_simulations.chaos.plan import NodePlan, Plan, ReaderPlan, SinkPlan, StrikePlan, WriterPlan
-from delta_prop_simulations.rng import Seed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from delta_prop_simulations.chaos.plan import Knobs
-    from delta_prop_simulations.rng import Random
+from delta_prop_simulations.chaos.plan import (
+    Knobs,
+    NodePlan,
+    Plan,
+    ReaderPlan,
+    SinkPlan,
+    StrikePlan,
+    WriterPlan,
+)
+from delta_prop_simulations.rng import Random, Seed
 
 DURATION_S = 20.0
 

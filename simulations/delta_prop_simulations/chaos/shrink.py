@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from delta_prop_simulations.chaos.chaos_run import run
 from delta_prop_simulations.chaos.plan import Plan, check_plan
+from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from delta_prop_simulations.chaos.violation import Violation
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 Path: TypeAlias = tuple[str | int, ...]

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import anyio
 
 from delta_prop_simulations.chaos.plan import POISON
 from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_sinks import IndexSink
-from delta_prop_sinks.sink import RejectDelta, ResumePoint, TryAgain
-from delta_prop_wire.algebra import fold
+from delta_prop_sinks.sink import Delivery, RejectDelta, ResumePoint, Sink, SinkContext, TryAgain
+from delta_prop_wire.algebra import Key, VectorState, fold
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Dot, Operation
 from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
-from delta_prop_wire.state_rows import state_of
+from delta_prop_wire.state_rows import StateRow, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
-
     from delta_prop_simulations.chaos.histories import LogHistory
     from delta_prop_simulations.machine import Process
     from delta_prop_simulations.rng import Random
-    from delta_prop_sinks.sink import Delivery, Sink, SinkContext
-    from delta_prop_wire.algebra import Key, VectorState
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.delta import Dot, Operation
-    from delta_prop_wire.state_rows import StateRow
 
 Ref: TypeAlias = tuple[str, str]
 """Namespace and vector id."""

@@ -7,6 +7,7 @@ cursor after it, and resumes from that cursor. What they hold outlives their pro
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,36 +15,28 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
+from delta_prop import Propagator
+from delta_prop.calls.outcomes import Delivered, PublishAck
 from delta_prop.client import ClientSettings, Subscriber
 from delta_prop.client import Producer as RemoteProducer
 from delta_prop.client.consumer_state import CREDIT
-from delta_prop_simulations.chaos.delta_generator import HOT, DeltaGenerator
-from delta_prop_simulations.chaos.histories import Ack
-from delta_prop_wire.delta import AckLevel, Dot, Priority
+from delta_prop_simulations.chaos.delta_generator import HOT, DeltaGenerator, TaggedDelta
+from delta_prop_simulations.chaos.histories import Ack, ClientHistory
+from delta_prop_simulations.chaos.plan import ReaderPlan, WriterPlan
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from delta_prop import Propagator
     from delta_prop.api.producer import Producer
-    from delta_prop.calls.outcomes import PublishAck
     from delta_prop.calls.receipt import Receipt
     from delta_prop.platform.ports import World
-    from delta_prop_simulations.chaos.delta_generator import TaggedDelta
-    from delta_prop_simulations.chaos.histories import ClientHistory
-    from delta_prop_simulations.chaos.plan import WriterPlan
     from delta_prop_simulations.machine import Process
     from delta_prop_simulations.rng import Random
-    from delta_prop_wire.delta import Delta
 
     Publish: TypeAlias = Callable[..., Awaitable[PublishAck]]
-    from delta_prop.calls.outcomes import Delivered
     from delta_prop.client.subscriber import StartPosition
-    from delta_prop_simulations.chaos.plan import ReaderPlan
-    from delta_prop_wire.cursor import Cursor
-    from delta_prop_wire.delta import Dot
 
 RETRY_S = 0.05
 NUMBERED_SHARE = 0.6

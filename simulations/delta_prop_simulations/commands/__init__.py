@@ -7,12 +7,10 @@ help fast, this module does not import what only a run needs.
 from __future__ import annotations
 
 from argparse import REMAINDER
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from delta_prop.cli import Help, Parser
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 KINDS: dict[str, str] = {
     "calibrate": "service times of the shipped sinks on this machine, and the error of predictions",

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from delta_prop.platform import system as terminal
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
     from delta_prop_simulations.calibration.calibration_file import Calibration
 
 FILE = "calibration.json"

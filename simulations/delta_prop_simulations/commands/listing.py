@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
 
 from delta_prop_simulations import files
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -6,24 +6,20 @@ The unchanged program must break no promise, and each mutant must be found withi
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from delta_prop.platform import system
+from delta_prop_simulations.chaos.chaos_run import Outcome
 from delta_prop_simulations.chaos.chaos_run import run as run_plan
 from delta_prop_simulations.chaos.mutants.catalogue import MUTANTS
 from delta_prop_simulations.chaos.mutants.mutant import apply_mutant
+from delta_prop_simulations.chaos.plan import Plan
 from delta_prop_simulations.chaos.plan_generator import draw
 from delta_prop_simulations.processes import cores, in_processes
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from delta_prop_simulations.chaos.chaos_run import Outcome
-    from delta_prop_simulations.chaos.plan import Plan
 
 SEEDS_MAX = 500
 

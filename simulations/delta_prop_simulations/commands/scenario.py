@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from delta_prop.platform import system
@@ -20,8 +21,6 @@ from delta_prop_simulations.files import (
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
     from delta_prop.directory.recorded_traffic import RecordedTraffic
     from delta_prop_simulations.scenarios.reading import Setup
     from delta_prop_simulations.scenarios.result import Alternative

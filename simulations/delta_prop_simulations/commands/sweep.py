@@ -7,12 +7,15 @@ so far, and exits with the status of the signal.
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from delta_prop.platform import system
+from delta_prop_simulations.chaos.chaos_run import Outcome
 from delta_prop_simulations.chaos.chaos_run import run as run_plan
 from delta_prop_simulations.chaos.plan import Plan, check_plan
 from delta_prop_simulations.chaos.plan_generator import draw
@@ -21,12 +24,6 @@ from delta_prop_simulations.chaos.violation import CHECKS
 from delta_prop_simulations.files import read_text, write_text
 from delta_prop_simulations.processes import cores, in_processes
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
-
-    from delta_prop_simulations.chaos.chaos_run import Outcome
 
 SEEDS_PER_TASK = 5
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from delta_prop_simulations.report.axis import linear_axis, logarithmic_axis
+from delta_prop_simulations.report.axis import Axis, linear_axis, logarithmic_axis
 from delta_prop_simulations.report.plot import Line, Plot
-from delta_prop_simulations.scenarios.result import Latency, SinkResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from delta_prop_simulations.report.axis import Axis
-    from delta_prop_simulations.scenarios.result import Alternative, Result, Series
+from delta_prop_simulations.scenarios.result import Alternative, Latency, Result, Series, SinkResult
 
 SPREAD_MAX = 20.0
 """The factor between two lines' peaks from which the axis is logarithmic, or it would hide one."""

@@ -6,16 +6,13 @@ side by side in the terminal, there are several tables, one below the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from delta_prop_simulations.report.axis import format_value
 from delta_prop_simulations.report.figures import sink_names, sink_of, unique_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from delta_prop_simulations.scenarios.result import Alternative, Latency, Result, SinkResult
+from delta_prop_simulations.scenarios.result import Alternative, Latency, Result, SinkResult
 
 NOTHING = "–"
 QUANTILES = (("p50", "median"), ("p99", "99 %"), ("p999", "99.9 %"), ("max", "longest"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from delta_prop_simulations.report.axis import format_value
 from delta_prop_simulations.report.figures import sections
@@ -21,11 +21,8 @@ from delta_prop_simulations.report.numbers import (
 )
 from delta_prop_simulations.report.plot import POINTS_MAX, colour_class, svg
 from delta_prop_simulations.report.style import SCRIPT, STYLE, colour_rules
+from delta_prop_simulations.scenarios.result import Result
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from delta_prop_simulations.scenarios.result import Result
 PAGE_POINTS_MAX = 80_000
 """Maximum number of points of all lines together, at about 8 bytes each."""
 _CLASSES = {HOLDS: "good", LIMITED: "good", BROKEN: "bad", NOT_TESTED: "quiet", NOTHING: "quiet"}

@@ -6,17 +6,13 @@ lines their colours and dashes, by the classes `c0` to `c7`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import isfinite
-from typing import TYPE_CHECKING
 
+from delta_prop_simulations.report.axis import Axis
 from delta_prop_simulations.report.style import PLOT_STYLE, colour_rules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from delta_prop_simulations.report.axis import Axis
 
 COLOUR_COUNT = 8
 POINTS_MAX = 600

@@ -6,6 +6,7 @@ the deltas that it got.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,25 +14,20 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop import AckLevel
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client import ClientSettings, Producer, Subscriber
+from delta_prop.platform.ports import World
 from delta_prop_simulations.scenarios.agreement import DeliveredDelta
-from delta_prop_simulations.scenarios.measures import Histogram
-from delta_prop_simulations.scenarios.offering import Publisher
-from delta_prop_simulations.scenarios.sources import DeltaGenerator
+from delta_prop_simulations.scenarios.measures import Histogram, OffsetTimes
+from delta_prop_simulations.scenarios.offering import Outcomes, Publisher
+from delta_prop_simulations.scenarios.scenario import ReaderSpec, SourceSpec
+from delta_prop_simulations.scenarios.sources import Arrival, DeltaGenerator
 from delta_prop_wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from delta_prop.calls.outcomes import PublishAck
     from delta_prop.client.delivered_batch import DeliveredBatch
-    from delta_prop.platform.ports import World
     from delta_prop.testing.virtual_streams import Broadcast
     from delta_prop_simulations.rng import Random
-    from delta_prop_simulations.scenarios.measures import OffsetTimes
-    from delta_prop_simulations.scenarios.offering import Outcomes
-    from delta_prop_simulations.scenarios.scenario import ReaderSpec, SourceSpec
-    from delta_prop_simulations.scenarios.sources import Arrival
 
 PATIENCE_S = 86_000.0
 """The timeout of a source that retries: longer than any run."""

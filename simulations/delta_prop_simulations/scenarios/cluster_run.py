@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop import Propagator
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
 from delta_prop.testing.virtual_streams import Broadcast
 from delta_prop_simulations.chaos.violation import Violation
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_simulations.disk_faults import Call
 from delta_prop_simulations.files import processor_s
 from delta_prop_simulations.machine import ClockFaults, Machine, ThreadFaults
 from delta_prop_simulations.rng import Seed
@@ -24,7 +27,16 @@ from delta_prop_simulations.scenarios.cluster_verdicts import ClusterObservation
 from delta_prop_simulations.scenarios.measures import ForwardingTimes, Timeline
 from delta_prop_simulations.scenarios.offering import Outcomes
 from delta_prop_simulations.scenarios.result import Alternative, SinkResult
-from delta_prop_simulations.scenarios.scenario import ENDINGS
+from delta_prop_simulations.scenarios.scenario import (
+    ENDINGS,
+    Cut,
+    FaultSpec,
+    LinkSpec,
+    MachineSpec,
+    ReaderSpec,
+    Scenario,
+    SourceSpec,
+)
 from delta_prop_simulations.scenarios.sinks import PersistentSink, SimulatedSink
 from delta_prop_simulations.scenarios.site import SupervisedSite, Tap
 from delta_prop_simulations.scenarios.sources import arrivals
@@ -32,20 +44,8 @@ from delta_prop_simulations.scenarios.verdicts import CURSOR_INVALIDATED
 from delta_prop_simulations.trace import Trace
 
 if TYPE_CHECKING:
-    from delta_prop import Propagator
-    from delta_prop_simulations.disk import SimDisk
-    from delta_prop_simulations.disk_faults import Call
     from delta_prop_simulations.scenarios.reading import Setup
     from delta_prop_simulations.scenarios.run import RunInputs
-    from delta_prop_simulations.scenarios.scenario import (
-        Cut,
-        FaultSpec,
-        LinkSpec,
-        MachineSpec,
-        ReaderSpec,
-        Scenario,
-        SourceSpec,
-    )
 
 IDLE_S_MAX = 7200.0
 """Maximum virtual time from the end of the load until all services are idle."""

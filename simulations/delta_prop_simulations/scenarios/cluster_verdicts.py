@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from delta_prop_simulations.scenarios import agreement
+from delta_prop_simulations.scenarios.agreement import LogRows
 from delta_prop_simulations.scenarios.result import Verdict
 from delta_prop_simulations.scenarios.verdicts import CURSOR_INVALIDATED
 from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from delta_prop.api.statistics import Statistics
-    from delta_prop_simulations.scenarios.agreement import LogRows
     from delta_prop_simulations.scenarios.clients import AckedRows, Reader
     from delta_prop_simulations.scenarios.offering import Outcomes
     from delta_prop_simulations.scenarios.scenario import Scenario

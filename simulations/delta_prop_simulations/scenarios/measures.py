@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
 from delta_prop_simulations.scenarios.result import Latency, Series, SinkResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from delta_prop_wire.batch import LoggedBatch
 
 LAG_S_MAX = 1.0

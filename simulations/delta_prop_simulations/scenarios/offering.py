@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from itertools import cycle
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
+from delta_prop import Propagator
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import Draft
+from delta_prop.partition.pipeline import Pipeline
 from delta_prop_simulations.scenarios.measures import Histogram
-from delta_prop_simulations.scenarios.sources import EncodedDraft, Template
+from delta_prop_simulations.scenarios.scenario import SourceSpec
+from delta_prop_simulations.scenarios.sources import Arrival, DeltaGenerator, EncodedDraft, Rows, Template
+from delta_prop_wire.delta import AckLevel, Delta, Priority
 from delta_prop_wire.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from delta_prop import Propagator
-    from delta_prop.calls.outcomes import PublishAck
-    from delta_prop.partition.pipeline import Pipeline
-    from delta_prop_simulations.scenarios.scenario import SourceSpec
-    from delta_prop_simulations.scenarios.sources import Arrival, DeltaGenerator, Rows
-    from delta_prop_wire.delta import AckLevel, Delta, Priority
 
 CALLS_IN_FLIGHT_MAX = 10_000
 """Maximum number of one source's calls that wait for a retry or an outcome; further calls are dropped."""

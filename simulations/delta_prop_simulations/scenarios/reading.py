@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from delta_prop.api.settings import Settings
 from delta_prop.configuration.values import (
@@ -32,9 +33,6 @@ from delta_prop_simulations.scenarios.scenario import (
 )
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 T = TypeVar("T")
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop import Propagator
+from delta_prop.api.statistics import Statistics
 from delta_prop.testing import VirtualNetwork, run_virtual
 from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_simulations.files import processor_s
@@ -16,21 +19,16 @@ from delta_prop_simulations.rng import Seed
 from delta_prop_simulations.scenarios.measures import Timeline
 from delta_prop_simulations.scenarios.offering import Outcomes, Source, Writers
 from delta_prop_simulations.scenarios.result import Alternative
-from delta_prop_simulations.scenarios.sinks import ConfiguredDistribution
+from delta_prop_simulations.scenarios.scenario import Scenario, SinkSpec, SourceSpec
+from delta_prop_simulations.scenarios.sinks import ConfiguredDistribution, Distribution, SimulatedSink
 from delta_prop_simulations.scenarios.site import Site
 from delta_prop_simulations.scenarios.sources import DeltaGenerator, arrivals
 from delta_prop_simulations.scenarios.verdicts import RunObservation, is_idle, verdicts
 from delta_prop_simulations.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from delta_prop import Propagator
-    from delta_prop.api.statistics import Statistics
     from delta_prop.directory.recorded_traffic import RecordedTraffic
     from delta_prop_simulations.scenarios.reading import Setup
-    from delta_prop_simulations.scenarios.scenario import Scenario, SinkSpec, SourceSpec
-    from delta_prop_simulations.scenarios.sinks import Distribution, SimulatedSink
 
 IDLE_S_MAX = 86_400.0
 """Maximum virtual time from the end of the load until the service is idle."""

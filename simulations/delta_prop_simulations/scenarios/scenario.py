@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from delta_prop.api.settings import Settings
 from delta_prop.calls.argument_checks import parse_topics
@@ -12,9 +13,6 @@ from delta_prop.delivery.sink_manager import OnLogFull
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CutDirection: TypeAlias = Literal["both", "there", "back"]
 FaultKind: TypeAlias = Literal[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Protocol
@@ -9,16 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import numpy as np
 
-from delta_prop_simulations.scenarios.measures import Histogram
-from delta_prop_sinks.sink import RejectDelta, TryAgain
+from delta_prop_simulations.scenarios.measures import Histogram, OffsetTimes
+from delta_prop_sinks.sink import Delivery, RejectDelta, SinkContext, TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from delta_prop_simulations.rng import Random
-    from delta_prop_simulations.scenarios.measures import OffsetTimes
     from delta_prop_simulations.scenarios.scenario import Event, SinkSpec
-    from delta_prop_sinks.sink import Delivery, SinkContext
 
 
 class Distribution(Protocol):

@@ -6,37 +6,33 @@ restarted after a fault. If it cannot start, the error is noted and the start is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import anyio
+import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop import Propagator
+from delta_prop.api.statistics import Statistics
 from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client import ForwardLink
+from delta_prop.platform.ports import World
 from delta_prop.server.service import Service as Server
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink
 from delta_prop_simulations.chaos.histories import LogHistory
 from delta_prop_simulations.chaos.invariants import StepChecker
-from delta_prop_simulations.machine import Ending
+from delta_prop_simulations.machine import Ending, Machine
 from delta_prop_simulations.scenarios.measures import ForwardingTimes, OffsetTimes
-from delta_prop_simulations.scenarios.sinks import SimulatedSink
+from delta_prop_simulations.scenarios.sinks import PersistentSink, SimulatedSink
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from delta_prop.api.statistics import Statistics
-    from delta_prop.platform.ports import World
-    from delta_prop_simulations.machine import Machine
     from delta_prop_simulations.rng import Seed
     from delta_prop_simulations.scenarios.run import RunInputs
     from delta_prop_simulations.scenarios.scenario import Service, SinkSpec
-    from delta_prop_simulations.scenarios.sinks import PersistentSink
-    from delta_prop_wire.batch import LoggedBatch
 
 PORT = 7373
 RETRY_S = 1.0

@@ -6,21 +6,27 @@ service processes these as any others. Recorded traffic is replayed as opaque de
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from math import pi, sin
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import MatrixDraft
-from delta_prop_simulations.scenarios.scenario import Between
+from delta_prop_simulations.scenarios.scenario import Between, SourceSpec
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import (
     DEFAULT_NAMESPACE,
     PARTIAL_KINDS,
+    AckLevel,
     Delta,
+    Dot,
     Kind,
+    Operation,
+    Priority,
     create,
     delete,
     dense,
@@ -36,13 +42,8 @@ from delta_prop_wire.layout import BODY_HEADER
 from delta_prop_wire.spec import CRC_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from delta_prop.calls.receipt import Receipt
     from delta_prop.directory.recorded_traffic import RecordedBatch, RecordedTraffic
     from delta_prop_simulations.rng import Random
-    from delta_prop_simulations.scenarios.scenario import SourceSpec
-    from delta_prop_wire.delta import AckLevel, Delta, Dot, Operation, Priority
 
 
 class Arrival(NamedTuple):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop.delivery.feed_state import FeedState
+from delta_prop.delivery.status import FeedStatistics
 from delta_prop_simulations.scenarios.result import Verdict
 from delta_prop_wire.delta import Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delta_prop.api.statistics import Statistics
-    from delta_prop.delivery.status import FeedStatistics
     from delta_prop_simulations.scenarios.offering import Outcomes
     from delta_prop_simulations.scenarios.sinks import SimulatedSink
 

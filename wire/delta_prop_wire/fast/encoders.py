@@ -6,6 +6,7 @@ Pure. A vector id that is not printable ASCII is left to `encode.py`, which pack
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from delta_prop_wire.batch import F32, NO_INDICES, PRINTABLE, U32, Batch
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Kind
+from delta_prop_wire.delta import AckLevel, Delta, Kind, Priority
 from delta_prop_wire.encode import assemble, name_columns, name_table, pack_ends, pack_texts, too_large_error
 from delta_prop_wire.layout import BODY_HEADER, Column
 from delta_prop_wire.spec import (
@@ -28,11 +29,7 @@ from delta_prop_wire.spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Buffer
-
-    from delta_prop_wire.delta import AckLevel, Delta, Priority
 
 _END = struct.Struct("<I")
 _DENSE_MASK = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES | 1 << Column.VALUES

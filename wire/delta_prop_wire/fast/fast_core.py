@@ -15,7 +15,7 @@ from delta_prop_wire.body_checks import SMALLEST_BODY_BYTES
 from delta_prop_wire.control_values import read_cursor
 from delta_prop_wire.core import Core
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Kind, KnownIds, Operation, Priority, Source
+from delta_prop_wire.delta import Delta, Kind, KnownIds, Operation, Priority, Source
 from delta_prop_wire.fast.encoders import encode_columns, encode_opaque, pack_ascii_keys
 from delta_prop_wire.fast.frame_runs import take_run
 from delta_prop_wire.fast.heterogeneous import decode_heterogeneous, heterogeneous_is_intact
@@ -42,8 +42,6 @@ from delta_prop_wire.stamp import Stamp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from delta_prop_wire.delta import Delta
 
 _OPAQUE = Kind.OPAQUE
 _PREFIXES = tuple(

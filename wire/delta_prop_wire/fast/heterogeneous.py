@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_wire.batch import DIRECTORY_AT, PRINTABLE, SPARSE_KINDS, U32, directory_layout
+from delta_prop_wire.batch import DIRECTORY_AT, PRINTABLE, SPARSE_KINDS, U32, Batch, directory_layout
 from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX, NUMBERS_MIN, all_finite, name_is_valid
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.fast.homogeneous import KeyColumns, body_is_valid, decode_keys
@@ -27,8 +27,6 @@ from delta_prop_wire.validate import COMMON_COLUMNS, RARE_ATTRIBUTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from delta_prop_wire.batch import Batch
 
 _REQUIRED_COLUMNS = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
 _BOTH_BLOBS = 1 << Column.BLOB_ENDS | 1 << Column.BLOBS

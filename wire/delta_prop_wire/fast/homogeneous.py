@@ -7,7 +7,7 @@ Pure. A body that is malformed or unusual is left to `batch.py`, which decodes c
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from delta_prop_wire.batch import (
     PRINTABLE,
     SPARSE_KINDS,
     U32,
+    Batch,
     directory_layout,
     ends_struct,
 )
@@ -41,9 +42,6 @@ from delta_prop_wire.spec import (
     VECTOR_ID_BYTES_MAX,
 )
 from delta_prop_wire.validate import namespace_is_valid
-
-if TYPE_CHECKING:
-    from delta_prop_wire.batch import Batch
 
 _INDICES, _VALUES, _BLOBS = (1 << column for column in (Column.INDICES, Column.VALUES, Column.BLOBS))
 _NAME_BYTES_MAX = NAME_LENGTH.size + NAMESPACE_BYTES_MAX

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from delta_prop_wire.batch import Batch, directory_layout
 from delta_prop_wire.bounds import name_is_valid
 from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import AckLevel, Priority
 from delta_prop_wire.encode import encode_columns
 from delta_prop_wire.fast.homogeneous import homogeneous_is_valid
 from delta_prop_wire.layout import Column, read_single_name
@@ -29,8 +30,6 @@ from delta_prop_wire.spec import (
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from delta_prop_wire.delta import AckLevel, Priority
 
 TEMPLATES_MAX = 1024
 """At this many templates their table is cleared; frequent templates are soon learned again."""
