@@ -26,7 +26,7 @@ from delta_prop.sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused
 from tests.delta_prop.commands.server_thread import served
-from tests.delta_prop.networks import files
+from tests.delta_prop.platform.networks import files
 from tests.delta_prop.server.jobs import stage
 from tests.delta_prop.server.tokens import table
 

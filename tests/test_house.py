@@ -82,3 +82,17 @@ def test_questions_after_the_kind_of_a_log_count_outside_broker(tmp_path: Path, 
     question = f"isinstance(log, {kind})"
     files = {"delta_prop/server/a.py": question, "broker/delta_prop_broker/a.py": question}
     assert cases(tmp_path, files)["isinstance"] == [f"delta_prop/server/a.py:1: {question}"]
+
+
+def test_private_names_and_patches_of_tests_count(tmp_path: Path) -> None:
+    text = """
+from package import _hidden, shown
+class TestPart:
+    def check(self, other, monkeypatch):
+        self._own = other._hidden.shown._replace(a=1).__dict__
+        monkeypatch.setattr(shown, "part", other)
+        monkeypatch.setenv("HOME", "/")
+"""
+    found = cases(tmp_path, {"tests/test_a.py": text, "delta_prop/a.py": "b._hidden"})
+    assert found["private"] == ["tests/test_a.py:2: _hidden", "tests/test_a.py:5: _hidden"]
+    assert found["patches"] == ["tests/test_a.py:6: monkeypatch.setattr(shown, 'part', other)"]

@@ -1,4 +1,5 @@
-"""Measures of the structure: loose modules, circles of imports, callables in constructors, large classes.
+"""Measures of the structure: loose modules, circles of imports, callables in constructors, large classes,
+and tests that depend on private names or replace parts of the code.
 
 `python -m tools.house` prints each measure with its bound, with `--list` also what it counts, and exits with
 status 1 if one is above its bound. It reads source text and never imports it. A bound only ever falls.
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 ATTRIBUTES_MAX = 12
 """Number of attributes of its own up to which a class is not large."""
-LOOSE_MAX, CIRCLES_MAX, CALLABLES_MAX, LARGE_MAX, LOG_CHECKS_MAX = 3, 0, 13, 27, 0
+LOOSE_MAX, CIRCLES_MAX, CALLABLES_MAX, LARGE_MAX, LOG_CHECKS_MAX = 3, 0, 13, 26, 0
+PRIVATE_MAX, PATCHES_MAX = 238, 245
 _LOG = re.compile(r"\b(Durable|Memory)?Log\b")
+_PRIVATE = re.compile(r"_(?!_|asdict$|fields$|replace$)\w+")
+"""Private names; those of named tuples are public."""
+_PATCHES = re.compile(r"monkeypatch\.(setattr|setitem|delattr|delitem)")
 _VALUE_BASES = re.compile(r"Enum|IntFlag|Protocol|NamedTuple|TypedDict")
 
 
@@ -61,12 +66,15 @@ class _Module:
 def measures(root: Path) -> list[Measure]:
     """Measure the packages of a checkout."""
     modules = list(_read_modules(root))
+    tests = list(_read_tests(root))
     return [
         Measure("loose modules in delta_prop/", LOOSE_MAX, _loose_modules(modules)),
         Measure("circles of imports", CIRCLES_MAX, _circles(modules)),
         Measure("callables in constructors", CALLABLES_MAX, list(_callables(modules))),
         Measure(f"classes with over {ATTRIBUTES_MAX} attributes", LARGE_MAX, list(_large_classes(modules))),
         Measure("isinstance of a log outside broker/", LOG_CHECKS_MAX, list(_log_checks(modules))),
+        Measure("private names used by tests", PRIVATE_MAX, list(_private_names(tests))),
+        Measure("patches by tests", PATCHES_MAX, list(_patches(tests))),
     ]
 
 
@@ -75,6 +83,11 @@ def _read_modules(root: Path) -> Iterator[_Module]:
         for path in sorted((root / folder).rglob("*.py")):
             relative_path = path.relative_to(root).as_posix()
             yield _Module(module_name(relative_path), relative_path, ast.parse(path.read_text("utf-8")))
+
+
+def _read_tests(root: Path) -> Iterator[_Module]:
+    for path in sorted((root / "tests").rglob("*.py")):
+        yield _Module(path.stem, path.relative_to(root).as_posix(), ast.parse(path.read_text("utf-8")))
 
 
 def _loose_modules(modules: Iterable[_Module]) -> list[str]:
@@ -193,11 +206,32 @@ def _log_checks(modules: Iterable[_Module]) -> Iterator[str]:
                     yield f"{module.path}:{node.lineno}: {ast.unparse(node)}"
 
 
+def _private_names(tests: Iterable[_Module]) -> Iterator[str]:
+    """Yield each use of another object's private attribute, and each import of a private name."""
+    for module in tests:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+                names = [node.attr]
+            elif isinstance(node, ast.ImportFrom):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for name in filter(_PRIVATE.fullmatch, names):
+                yield f"{module.path}:{node.lineno}: {name}"
+
+
+def _patches(tests: Iterable[_Module]) -> Iterator[str]:
+    for module in tests:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and _PATCHES.fullmatch(ast.unparse(node.func)):
+                yield f"{module.path}:{node.lineno}: {ast.unparse(node)}"
+
+
 def main() -> int:
     """Print each measure; return 1 if one is above its bound."""
     results = measures(Path(__file__).resolve().parent.parent)
     for measure in results:
-        print(f"{len(measure.cases):>5} of up to {measure.bound:>2} {measure.name}")
+        print(f"{len(measure.cases):>5} of up to {measure.bound:>3} {measure.name}")
         if "--list" in sys.argv or not measure.is_within:
             print("".join(f"      {case}\n" for case in measure.cases), end="")
     return 0 if all(measure.is_within for measure in results) else 1

@@ -294,7 +294,8 @@ def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: 
     expected_bodies = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
     numbers = [call.number for call in migrated.trace if call.name in CHANGING]
     outcomes = {"old": 0, "unfinished": 0, "new": 0}
-    for number in numbers:
+    # a normal run crashes each seed at other calls, and all at the last ones, where the migration is complete
+    for number in numbers if full else [*numbers[seed:-10:3], *numbers[-10:]]:
         for attempt in range(4 if full else 1):
             disk = old.disk.kill()
             disk.crash_at(number)
@@ -310,7 +311,6 @@ def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: 
                         open_log(after, old.settings)
                 migrate_disk(after)
                 check_migrated(after, old, expected_bodies, failed=True)
-    print(f"{len(numbers)} calls: {outcomes}")
     assert min(outcomes.values()) > 0
 
 
@@ -347,14 +347,16 @@ def test_migration_can_be_resumed_after_a_crash_while_resuming() -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_failed_call_is_reported_and_migration_can_be_rerun(error: int) -> None:
+def test_failed_call_is_reported_and_migration_can_be_rerun(error: int, full: bool) -> None:
     old = History(0, typed=False, steps=30)
     before = bodies(open_old_log(old))
     migrated = old.disk.kill()
     migrate_disk(migrated)
     expected_bodies = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
+    numbers = range(1, migrated.calls + 1)
+    numbers = numbers if full else numbers[error % 3 :: 3]  # each error at other calls
     failures = 0
-    for number in range(1, migrated.calls + 1):
+    for number in numbers:
         disk = old.disk.kill()
         disk.fail(number, error)
         try:
@@ -371,7 +373,7 @@ def test_failed_call_is_reported_and_migration_can_be_rerun(error: int) -> None:
         check_migrated(after, old, expected_bodies, failed=True)
         migrate_disk(disk)
         check_migrated(disk, old, expected_bodies, failed=True)
-    assert failures > migrated.calls / 2
+    assert failures > len(numbers) / 2
 
 
 def test_unsynced_format_is_rewritten_before_any_file_is_replaced() -> None:

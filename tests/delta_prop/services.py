@@ -34,6 +34,7 @@ from delta_prop_wire.delta import (
     sparse_add,
 )
 from delta_prop_wire.errors import Refused
+from tests.delta_prop.support import offer_now
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,17 +103,17 @@ class Service:
 
     def batches(self, start: int = 0) -> list[LoggedBatch]:
         """Return the batches of its log from an offset on."""
-        return self.p._partition.log.read(start, rows_max=1 << 20, bytes_max=1 << 30)
+        return self.p.internals().partition.log.read(start, rows_max=1 << 20, bytes_max=1 << 30)
 
     async def forward_to(self, other: Service, batches_max: int) -> int:
         """Forward up to `batches_max` batches, most of which the other service lacks; return how many."""
-        watermarks, forwarded_count = other.p._partition.pipeline.orderer.watermarks, 0
+        watermarks, forwarded_count = other.p.internals().partition.pipeline.orderer.watermarks, 0
         receipts = []
         for logged in self.batches(self.forwarded_below.get(other.number, 0))[:batches_max]:
             self.forwarded_below[other.number] = logged.next_offset
             if logged.batch.last > watermarks.get(logged.batch.origin, 0) or self.random.random() < 0.1:
                 work = SequencedBatch(logged.batch, FORWARDER, Receipt(), logged.lamport)
-                receipts.append(other.p._partition.pipeline.offer(work, other.p._now()))
+                receipts.append(offer_now(other.p, work))
                 forwarded_count += 1
         for receipt in receipts:
             await receipt

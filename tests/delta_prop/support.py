@@ -1,4 +1,4 @@
-"""Helpers for propagator tests: a delta, a gate that blocks a sink, expected refusals."""
+"""Helpers for propagator tests: deltas, batches under dots, a gate that blocks a sink, expected refusals."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from delta_prop_wire.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from delta_prop import Propagator
+    from delta_prop.calls.receipt import Receipt
+    from delta_prop.partition.ingest.origins import Grant
+    from delta_prop.partition.ingest.work import SequencedBatch
+
 
 def make_delta(key: str, **fields: Any) -> Delta:
     return Delta(key, create([1.0, 2.0]), **fields)
@@ -22,6 +27,18 @@ async def catch_refusal(call: Awaitable[object]) -> Refused:
     with pytest.raises(Refused) as caught:
         await call
     return caught.value
+
+
+def claim_origins(p: Propagator, producer: int, name: str) -> list[Grant]:
+    """Claim a producer's origins, as its connection would; return the grants, one per priority."""
+    partition = p.internals().partition
+    return partition.pipeline.hello(producer, name, partition.world.clock.now())
+
+
+def offer_now(p: Propagator, work: SequencedBatch) -> Receipt:
+    """Offer a batch under dots to the pipeline, as a connection would; return its receipt."""
+    partition = p.internals().partition
+    return partition.pipeline.offer(work, partition.world.clock.now())
 
 
 class Gate:

@@ -38,6 +38,7 @@ from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.durable.histories import resend_batch
 from tests.delta_prop.durable.quarantined import RejectingSink, Store
+from tests.delta_prop.support import claim_origins, offer_now
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -132,7 +133,7 @@ async def _session(
         await p.attach(CallbackSink(lambda offset, _: None, name=AUDIT))
         await p.attach(RejectingSink(Store(keeps_cursor=False), {7.0}), name="adds", topics="ns:adds")
         await main(p)
-        group = GroupCursor(disk, GROUP, p._partition.log.log_id)
+        group = GroupCursor(disk, GROUP, p.internals().partition.log.log_id)
         group.next_offset = p.statistics().log.high_watermark - 1
         group.close()
         await anyio.sleep(2)  # cursors are written, sealed segments are compressed
@@ -169,13 +170,10 @@ async def _publish_second_session(p: Propagator) -> None:
         raise AssertionError("the service must refuse this delta")
     await p.publish(IDENTIFIED[0])
     await p.publish(IDENTIFIED[1])
-    p._partition.pipeline.hello(7, "teller", p._now())
+    claim_origins(p, 7, "teller")
     outcomes = [await resend_frame(p, frame) for frame in FRAMES.values()]
     assert [code for code in outcomes if isinstance(code, str)] == ["INVALID_DELTA"] * 2, outcomes
-    receipt = p._partition.pipeline.offer(
-        SequencedBatch(NOOP, Sender("far", Source.REPLICA), Receipt(), lamport=500), p._now()
-    )
-    await receipt
+    await offer_now(p, SequencedBatch(NOOP, Sender("far", Source.REPLICA), Receipt(), lamport=500))
     with suppress(Refused):
         await p.publish(REFUSED)
         raise AssertionError("the service must refuse this delta")

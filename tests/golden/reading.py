@@ -21,6 +21,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import Clock, FixedRandomness
+from tests.delta_prop.support import claim_origins
 from tests.golden.directory_history import (
     ADDS,
     AUDIT,
@@ -132,7 +133,9 @@ async def query_service(p: Propagator) -> dict[str, Any]:
         name: acknowledgement.duplicates[0] if acknowledgement.duplicate else None
         for name, acknowledgement in zip(IDS, second_results, strict=True)
     }
-    answers |= await _query_refusals(p) if p._partition.pipeline.orderer.watermarks.get(RESENDER) else {}
+    answers |= (
+        await _query_refusals(p) if p.internals().partition.pipeline.orderer.watermarks.get(RESENDER) else {}
+    )
     names = [("docs", f"doc-{number}") for number in range(10)]
     names += [("ids", "one"), ("ids", "two"), ("adds", "sum"), ("行", "行-1")]
     heads = {f"{namespace} {name}": p.head(name, namespace) for namespace, name in names}
@@ -147,7 +150,8 @@ async def _query_refusals(p: Propagator) -> dict[str, Any]:
     """Return the outcomes of the frames that left control rows: looked up by their dots, and by resending."""
     dots = [(RESENDER, counter) for counter in range(1, 8)] + [(OTHER_SERVICE, 1), (OTHER_SERVICE, 2)]
     outcomes = {
-        f"{origin:x}:{counter}": p._partition.pipeline.outcome(origin, counter) for origin, counter in dots
+        f"{origin:x}:{counter}": p.internals().partition.pipeline.outcome(origin, counter)
+        for origin, counter in dots
     }
     answers: dict[str, Any] = {
         "dots": {
@@ -155,7 +159,7 @@ async def _query_refusals(p: Propagator) -> dict[str, Any]:
             for dot, outcome in outcomes.items()
         }
     }
-    p._partition.pipeline.hello(7, "teller", p._now())
+    claim_origins(p, 7, "teller")
     answers["outcomes"] = {name: await resend_frame(p, frame) for name, frame in FRAMES.items()}
     try:
         answers["refused"] = (await p.publish(REFUSED)).offset

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from delta_prop.platform.sockets import SocketNetwork
-from tests.delta_prop.networks import HOST, LOOPS, receive, receive_all
+from tests.delta_prop.platform.networks import HOST, LOOPS, receive, receive_all
 from tests.net.proxy import Faults, no_faults, proxy_to, random_faults
 
 if TYPE_CHECKING:

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-RUN_S, RUN_SEEDS_MIN = 40.0, 100
+RUN_S, RUN_SEEDS_MIN = 20.0, 50
 """How long a normal run tries new seeds, in seconds, and the minimum number of seeds."""
-VACUOUS_SHARE_MAX = 0.02
-"""Maximum share of seeds whose strikes all missed their targets: these runs prove nothing."""
+VACUOUS_MAX, VACUOUS_SHARE_MAX = 2, 0.02
+"""Maximum number, or share if that is more, of seeds whose strikes all missed their targets: these runs prove
+nothing.
+"""
 FULL_SEEDS = 2_000
 RARE = {"read error"}
 """Kinds of strikes that often miss: services seldom read the disk, since their newest batches are in memory.
@@ -39,7 +41,8 @@ def test_fresh_seeds_find_no_violation(
         f"{summary.seed_count:,} chaos seeds from {first} on, {summary.delta_count:,} deltas acknowledged"
     )
     assert [finding for finding in summary.findings if finding.check != "vacuous"] == []
-    assert len(summary.findings) <= VACUOUS_SHARE_MAX * summary.seed_count, summary.findings
+    vacuous_max = max(VACUOUS_MAX, VACUOUS_SHARE_MAX * summary.seed_count)
+    assert len(summary.findings) <= vacuous_max, summary.findings
     event_counts = summary.event_counts
     missing_kinds = {kind for kind in STRIKES if not event_counts[f"strike: {kind}"]}
     assert missing_kinds <= RARE if full else len(missing_kinds) < (1 - KINDS_SHARE_MIN) * len(STRIKES)

@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from delta_prop_sinks import ResidentVectors
+    from delta_prop_sinks import ResidentVectors, StorageSink
     from delta_prop_wire.delta import Delta
 
 LOG_ID = bytes(range(16))
 LOCAL_ORIGIN = 0x8000_0000_0000_0010
 """Origin of local deltas; its top bit is set, so stores must handle unsigned numbers."""
+
+
+def abandon(storage: StorageSink) -> None:
+    """Close the file as `kill -9` does: what is not written is lost. No public call does that."""
+    storage._file.close()
 
 
 class StillClock:

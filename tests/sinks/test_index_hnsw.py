@@ -1,8 +1,6 @@
 """The HNSW index: applied rows are found at once, unindexed rows are bounded, graphs survive a restart.
 
-The tests lower the minimum size of a graph, so graphs are small. Background work runs in virtual time, in a
-task or step by step.
-"""
+Graphs are small, as the tests lower their minimum. Work runs in virtual time, in a task or step by step."""
 
 from __future__ import annotations
 
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from delta_prop_sinks.hnsw_builder import HnswBuilder
 
 T = TypeVar("T")
 
@@ -77,14 +77,19 @@ def graph_statistics(index: IndexSink) -> Any:
     return statistics
 
 
+def builder_of(index: IndexSink) -> HnswBuilder:
+    """Return the builder of the graphs; no public name lets a test take one step, or look at the graphs."""
+    return index._builder  # type: ignore[return-value]
+
+
 def recall(index: IndexSink, queries: NDArray[np.float32], k: int = 10, metric: Any = "cosine") -> float:
     """Return the share of the exact hits that searches with the graph find."""
     found_ids = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
     builder, index._builder = index._builder, None
     exact_ids = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
     index._builder = builder
-    shares = [len(ids & best) / len(best) for ids, best in zip(found_ids, exact_ids, strict=True)]
-    return float(np.mean(shares))
+    pairs = zip(found_ids, exact_ids, strict=True)
+    return float(np.mean([len(ids & best) / len(best) for ids, best in pairs]))
 
 
 def names(count: int) -> list[str]:
@@ -151,8 +156,7 @@ def test_row_just_applied_is_found_first(content: list[tuple[int, tuple[str, int
             metric=metric, graph_rows_min=20, unindexed_rows_max=200, tombstone_ratio_max=0.2, recent_rows=1
         )
         log, index = await make_index(60, settings)
-        builder = index._builder
-        assert builder is not None
+        builder = builder_of(index)
         for step, (number, (kind, seed)) in enumerate(content):
             key = f"v{number}"
             row = clustered(1, 100 * seed + step)[0]  # all rows differ
@@ -219,8 +223,7 @@ def test_rows_unindexed_at_start_do_not_block_new_ones() -> None:
         assert (backlog.rows, backlog.rows_max, backlog.before) == (3000, 3400, 3000)
         assert index.search(clustered(3000)[2999], 1)[0].vector_id == "v2999"
         assert index.statistics().hnsw.searches_exact == 1  # type: ignore[union-attr]
-        builder, earlier = index._builder, backlog.before
-        assert builder is not None
+        builder, earlier = builder_of(index), backlog.before
         while index.backlog().rows:
             await builder._step(log.threads)
             now = index.backlog()
@@ -242,7 +245,7 @@ def test_cancelled_indexing_ends_after_one_chunk() -> None:
         await index.open(log)
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await index._builder.run(Uncancellable(), log.clock, lambda: index._cursor(log))  # type: ignore[union-attr]
+            await builder_of(index).run(Uncancellable(), log.clock, lambda: index._cursor(log))
         assert 0 < index.backlog().rows < 3000, "none, or more than one chunk was indexed"
 
     run_virtual(main)
@@ -278,7 +281,7 @@ def test_waiting_for_capacity_can_be_cancelled() -> None:
 def test_only_large_moves_need_reindexing() -> None:
     async def main() -> None:
         log, index = await make_index(2000, replace(SMALL, recent_rows=1, unindexed_rows_max=4000))
-        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        hnsw_rows = builder_of(index).rows_by_namespace["default"]
         assert hnsw_rows.drift_max > 0, "the drift was not measured while rows were indexed"
         before = graph_statistics(index).added_rows
         random = np.random.default_rng(4)
@@ -318,7 +321,7 @@ def test_many_tombstones_build_new_graph_during_searches() -> None:
                 await index.apply([log.deliveries()[-1]])
                 async with indexing_in_background(index):
                     await anyio.sleep(0.01)
-                    has_two_graphs = index._builder.rows_by_namespace["default"].young is not None  # type: ignore[union-attr]
+                    has_two_graphs = builder_of(index).rows_by_namespace["default"].young is not None
                 if has_two_graphs:
                     assert index.search(rows[start], 1)[0].vector_id == f"v{start}"
                 assert recall(index, clustered(10, seed=start)) >= 0.9
@@ -344,7 +347,7 @@ def test_many_tombstones_build_new_graph_during_searches() -> None:
 def test_row_changed_during_indexing_stays_unindexed() -> None:
     async def main() -> None:
         log, index = await make_index(300)
-        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        hnsw_rows = builder_of(index).rows_by_namespace["default"]
         for is_far, unindexed in ((True, 1), (False, 0)):
             await apply_new(log, index, Delta("v7", dense(clustered(1, seed=21)[0])))
             chunk = hnsw_rows.next_chunk()
@@ -369,7 +372,7 @@ def test_row_changed_during_indexing_stays_unindexed() -> None:
 def test_recent_rows_are_found_even_if_graph_misses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         log, index = await make_index(300)
-        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        hnsw_rows = builder_of(index).rows_by_namespace["default"]
         rows = clustered(300)
         changed = [f"v{number}" for number in range(0, 300, 7)]
         log.write(changed, rows[::7] * np.float32(1.001))  # the same direction: they stay indexed
@@ -378,7 +381,7 @@ def test_recent_rows_are_found_even_if_graph_misses_them(monkeypatch: pytest.Mon
         monkeypatch.setattr(hnsw_rows, "nearest_slots", lambda *_: np.zeros(0, np.intp))
         for number, key in zip(range(0, 300, 7), changed, strict=True):
             assert index.search(rows[number], 1)[0].vector_id == key
-        assert index._builder.searches_exact == 0  # type: ignore[union-attr]
+        assert builder_of(index).searches_exact == 0
 
     run_virtual(main)
 
@@ -390,7 +393,7 @@ def test_waiting_search_shortens_a_chunk_and_its_rest_follows() -> None:
         await index.open(log)
         log.write(names(2000), clustered(2000))
         await index.apply(log.deliveries())
-        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        hnsw_rows = builder_of(index).rows_by_namespace["default"]
         chunk = hnsw_rows.next_chunk()
         assert chunk is not None
         hnsw_rows.base.has_waiting_search = True  # a waiting search sets this
@@ -412,8 +415,7 @@ def test_old_and_new_graph_are_searched_together() -> None:
     async def main() -> None:
         settings = replace(SMALL, tombstone_ratio_max=0.1, unindexed_rows_max=8000)
         log, index = await make_index(6000, settings)
-        builder = index._builder
-        assert builder is not None
+        builder = builder_of(index)
         hnsw_rows = builder.rows_by_namespace["default"]
         rows = clustered(6000)
         rows[:1500] = clustered(1500, seed=31)
@@ -455,7 +457,7 @@ def test_each_large_namespace_has_its_own_graph() -> None:
 def test_failed_graph_is_reported_once_and_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         log, index = await make_index(300)
-        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        hnsw_rows = builder_of(index).rows_by_namespace["default"]
 
         def refuse(*_: object) -> None:
             raise GraphError("usearch: out of memory")

@@ -48,7 +48,7 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.state_rows import encode_states
-from tests.sinks.support import FakeLog, apply_all, check_state, oracle, states_at
+from tests.sinks.support import FakeLog, abandon, apply_all, check_state, oracle, states_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -311,7 +311,7 @@ def test_storage_killed_during_merge_resumes_from_its_file(
                 await storage.flush()
                 check(storage.resident, oracle(log.batches))
             tasks.cancel_scope.cancel()
-        storage._file.close()  # a kill closes it too, and unwritten rows are lost
+        abandon(storage)
         return cursor
 
     async def main() -> None:

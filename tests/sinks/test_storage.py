@@ -23,7 +23,7 @@ from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.delta import Delta, Dot, create, delete, opaque, sparse, sparse_add
 from delta_prop_wire.errors import UsageError
 from tests.sinks.strategies import logs
-from tests.sinks.support import FakeLog, check_state, oracle
+from tests.sinks.support import FakeLog, abandon, check_state, oracle
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +76,7 @@ def test_rows_equal_the_fold_and_survive_restart(tmp_path: Path, mode: str) -> N
 
 def crash(sink: StorageSink) -> None:
     """Close connections without a flush, as kill -9 does."""
-    sink._file.close()
+    abandon(sink)
 
 
 def test_crash_between_commits_resumes_exactly(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from delta_prop_sinks import Delivery, ResidentVectors, StorageSink, storage_ima
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.state_rows import StateRow
-from tests.sinks.support import FakeLog, check_state, oracle
+from tests.sinks.support import FakeLog, abandon, check_state, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +110,7 @@ def test_rows_written_later_override_the_image(tmp_path: Path) -> None:
         log.forward(other, lamport=2)
         await sink.apply(log.deliveries(applied_offset))
         await sink.flush()
-        sink._file.close()  # leaves the file as kill -9 does
+        abandon(sink)
         await (await check_opened(path, log, "loaded, with 4 rows")).aclose()
 
     anyio.run(main)
@@ -159,7 +159,7 @@ def test_rows_changed_during_image_write_survive_crash(
         assert sink.statistics().image == "none"  # written only after every changed row is in the file
         await sink.flush()
         assert sink.statistics().image == "written"
-        sink._file.close()
+        abandon(sink)
         await (await check_opened(path, log, "loaded, with")).aclose()
 
     anyio.run(main)
@@ -178,7 +178,7 @@ def test_rebuild_discards_an_older_image(tmp_path: Path) -> None:
         await sink.load_states([StateRow("default", "a", state, log.next_offset - 1)])
         await sink.end_rebuild(log.next_offset, log.lamport)
         await sink.flush()
-        sink._file.close()
+        abandon(sink)
         reopened = StorageSink(path, image_rows_min=NEVER)
         await reopened.open(log)
         assert [row[:2] for row in reopened.resident.rows()] == [("default", "a")]
@@ -196,7 +196,7 @@ def test_image_that_no_flush_has_named_is_removed(tmp_path: Path) -> None:
         await sink.open(log)
         await sink._image_manager.write(log.threads, log.log_id)
         assert len(images(path)) == 2
-        sink._file.close()
+        abandon(sink)
         await (await check_opened(path, log, "loaded")).aclose()
         assert image_of(path) == before
 
@@ -357,7 +357,7 @@ def test_image_is_written_in_background_after_changes(tmp_path: Path) -> None:
                 while sink.statistics().image != "written":  # noqa: ASYNC110 - no event signals this
                     await anyio.sleep(0.005)
                 tasks.cancel_scope.cancel()
-        sink._file.close()
+        abandon(sink)
         await (await check_opened(path, log, "loaded, with")).aclose()
 
     anyio.run(main)

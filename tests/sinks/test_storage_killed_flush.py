@@ -19,7 +19,7 @@ from delta_prop_sinks import ResumePoint, StorageSink, TryAgain, storage_rows
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, create, sparse_add
 from delta_prop_wire.errors import Refused
-from tests.delta_prop.rebuilding import FakeStorage, FakeStorageSink
+from tests.delta_prop.delivery.rebuilding import FakeStorage, FakeStorageSink
 from tests.sinks.support import FakeLog
 from tests.sinks.test_storage import check_rows, crash
 

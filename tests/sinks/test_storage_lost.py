@@ -10,7 +10,7 @@ import pytest
 from delta_prop.testing import run_virtual
 from delta_prop_sinks import RejectDelta, ResidentVectors, StopSink, StorageSink, TryAgain
 from delta_prop_wire.delta import Delta, Operation, create, sparse_add
-from tests.sinks.support import FakeLog, vectors
+from tests.sinks.support import FakeLog, abandon, vectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +157,7 @@ def test_rows_before_a_rejected_delta_are_written(tmp_path: Path, mode: Any) -> 
             await anyio.sleep(1)
             tasks.cancel_scope.cancel()
         assert log.commits == [2]
-        sink._file.close()
+        abandon(sink)
         reopened = StorageSink(tmp_path / "v.db")
         assert (await reopened.open(log)).cursor.next_offset == 2
         assert await reopened.get("default", "b") is not None

@@ -42,7 +42,7 @@ class Service:
         self.storage = StorageSink(self.file, flush_s=0.01)
         self.index = IndexSink(resident=ResidentVectors())
         for sink in (self.storage, self.index):
-            self.call(partial(running._propagator.attach, sink))
+            self.call(partial(running.propagator.attach, sink))
         with SyncProducer(running.address, name="documents") as p:
             numbers = np.random.default_rng(7).normal(size=(DOCUMENTS, 8)).astype(np.float32)
             for number in range(DOCUMENTS):
@@ -63,7 +63,7 @@ class Service:
 
     def settle(self) -> None:
         """Wait until both sinks have stored all deltas."""
-        propagator = self.running._propagator
+        propagator = self.running.propagator
 
         async def wait() -> None:
             last = propagator.internals().partition.log.high_watermark - 1

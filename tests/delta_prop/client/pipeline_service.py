@@ -11,7 +11,7 @@ from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Kind
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Nack, OriginGrant, Welcome
-from tests.delta_prop.pipeline_bench import Bench
+from tests.delta_prop.partition.pipeline_bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ class PipelineService:
                 "the same dot must have the same bytes"
             )
         if refuse is not None:
-            self._answer(frame, None, refuse)
+            self.answer(frame, None, refuse)
             return
         receipt = Receipt()
         connection = self._connection
@@ -87,7 +87,7 @@ class PipelineService:
         def answer(receipt_done: Receipt) -> None:
             if connection is self._connection:
                 refusal = receipt_done.refusal()
-                self._answer(frame, None if refusal else receipt_done.result(), refusal)
+                self.answer(frame, None if refusal else receipt_done.result(), refusal)
 
         receipt.add_done_callback(answer)
         self.bench.pipeline.offer(SequencedBatch(batch, Sender("owner"), receipt), self.bench.now)
@@ -95,7 +95,7 @@ class PipelineService:
     allows_dot_reuse = False
     """True if a dot may be reused with other bytes, as in batches rebuilt after a lost tail."""
 
-    def _answer(self, frame: BatchFrame, published: PublishAck | None, refusal: Refused | None) -> None:
+    def answer(self, frame: BatchFrame, published: PublishAck | None, refusal: Refused | None) -> None:
         self._answered.update(range(frame.sequence, frame.sequence + frame.batch.count))
         while self._cumulative + 1 in self._answered:
             self._cumulative += 1

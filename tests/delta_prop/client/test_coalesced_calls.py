@@ -90,7 +90,7 @@ class Caller(Wire):
         batch = frame.batch
         refusal = Refused(ErrorCode.INVALID_DELTA, "bad", row=min(row, batch.count - 1))
         receipt = Receipt()
-        receipt.add_done_callback(lambda done: self.service._answer(frame, None, done.refusal()))
+        receipt.add_done_callback(lambda done: self.service.answer(frame, None, done.refusal()))
         work = SequencedBatch(batch, Sender("owner"), receipt, final_refusal=refusal)
         self.service.bench.pipeline.offer(work, self.service.bench.now)
 

@@ -34,7 +34,7 @@ from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 from tests.delta_prop.commands.server_thread import HOST, served
-from tests.delta_prop.networks import files
+from tests.delta_prop.platform.networks import files
 from tests.delta_prop.server.tokens import table
 
 if TYPE_CHECKING:

@@ -434,8 +434,8 @@ def test_address_of_another_service_is_refused() -> None:
     async def scenario(site: Site) -> None:
         other = Site(7, None, {})
         other.network = site.network.at("other")
-        other._server_world = virtual_world(8, network=other.network)
-        other._server_settings = replace(other._server_settings, host="other")
+        other.server_world = virtual_world(8, network=other.network)
+        other.server_settings = replace(other.server_settings, host="other")
         async with anyio.create_task_group() as tasks:
             await tasks.start(other.run)
             async with Producer([ADDRESS, "other:7373"], name="p", world=site.world) as p:

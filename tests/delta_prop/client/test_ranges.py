@@ -19,7 +19,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.slicing import deltas_of
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.client.threaded_service import served
-from tests.delta_prop.networks import files
+from tests.delta_prop.platform.networks import files
 
 if TYPE_CHECKING:
     from pathlib import Path

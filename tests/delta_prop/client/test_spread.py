@@ -34,8 +34,8 @@ class Member(Site):
 
     def __init__(self, seed: int, network: VirtualNetwork, host: str) -> None:
         self.network = network
-        self._server_world = virtual_world(seed, network=network.at(host))
-        self._server_settings = ServerSettings(host=host, allow_anonymous=True)
+        self.server_world = virtual_world(seed, network=network.at(host))
+        self.server_settings = ServerSettings(host=host, allow_anonymous=True)
         self._propagator_settings = None
         self._tokens = None
 

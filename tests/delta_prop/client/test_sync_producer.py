@@ -15,7 +15,7 @@ from delta_prop.platform.ports import Tls
 from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded_service import served
-from tests.delta_prop.networks import files
+from tests.delta_prop.platform.networks import files
 
 
 def make_delta(key: str, **more: Any) -> Delta:

@@ -37,8 +37,8 @@ class Site:
     ) -> None:
         self.network = VirtualNetwork(seed, conditions, host="server")
         self.world: World = virtual_world(seed, network=self.network.at("client"))
-        self._server_world = virtual_world(seed + 1, network=self.network)
-        self._server_settings = ServerSettings(host="server", allow_anonymous=True, **server_settings)
+        self.server_world = virtual_world(seed + 1, network=self.network)
+        self.server_settings = ServerSettings(host="server", allow_anonymous=True, **server_settings)
         self._propagator_settings = propagator_settings
         self._tokens = tokens
         self.propagator: Propagator
@@ -50,9 +50,9 @@ class Site:
         """Serve until `stop`, or until the task is cancelled."""
         self._stopped = anyio.Event()
         with anyio.CancelScope() as self._scope:
-            async with Propagator(self._propagator_settings, world=self._server_world) as self.propagator:
-                access = None if self._tokens is None else Access(self._server_world, self._tokens)
-                self.service = Service(self.propagator, self._server_settings, access=access)
+            async with Propagator(self._propagator_settings, world=self.server_world) as self.propagator:
+                access = None if self._tokens is None else Access(self.server_world, self._tokens)
+                self.service = Service(self.propagator, self.server_settings, access=access)
                 async with anyio.create_task_group() as tasks:
                     await tasks.start(self.service.run)
                     task_status.started()

@@ -41,27 +41,27 @@ class Command:
 
     def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.data = tmp_path / "facts"
-        self._input = tmp_path / "in.jsonl"
-        self._capsys = capsys
+        self.input = tmp_path / "in.jsonl"
+        self.capsys = capsys
 
     def __call__(self, *arguments: object) -> VerbResult:
-        self._capsys.readouterr()
+        self.capsys.readouterr()
         location = ["--data", str(self.data)]
         if self.addresses is not None and arguments[0] in OPTION_OF_REMOTE_VERB:
             location = [OPTION_OF_REMOTE_VERB[str(arguments[0])], self.addresses.protocol_address]
-        folder = self._input.parent
+        folder = self.input.parent
         before = open_below(folder)
         status = main([*map(str, arguments), *location])
         # Other threads, such as a server's, may open files meanwhile.
         on_main_thread = threading.current_thread() is threading.main_thread()
         if on_main_thread and not any(thread.name == "server" for thread in threading.enumerate()):
             assert len(open_below(folder)) <= len(before), "the verb has not closed its files"
-        captured = self._capsys.readouterr()
+        captured = self.capsys.readouterr()
         return VerbResult(status, captured.out, captured.err)
 
     def publish(self, lines: list[str], *arguments: str) -> VerbResult:
-        self._input.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        return self("publish", self._input, *arguments)
+        self.input.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return self("publish", self.input, *arguments)
 
     def segment(self) -> Path:
         """Return the only segment file."""

@@ -145,9 +145,9 @@ async def _run_two_members(
 def _run_on_server(command: Command, addresses: ServerAddresses, *verb: str) -> str:
     from delta_prop.cli import main
 
-    command._capsys.readouterr()
+    command.capsys.readouterr()
     assert main([*verb, "--http", addresses.http_address]) == 0
-    return command._capsys.readouterr().out
+    return command.capsys.readouterr().out
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:

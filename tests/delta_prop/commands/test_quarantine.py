@@ -39,7 +39,7 @@ class RejectingService:
             await p.publish(Delta("a", create([1.0])))
             await p.publish(Delta("a", sparse_add([0], [7.0])), Delta("b", create([7.0])))
             await p.publish(Delta("a", sparse_add([0], [10.0])))
-            await p._sinks.feed("totals").wait(4)
+            await p.internals().sinks.feed("totals").wait(4)
 
         self.serve(main)
 
@@ -112,7 +112,7 @@ def test_requests_are_executed_by_the_next_service(service: RejectingService) ->
 
     async def publish_later(p: Propagator) -> None:  # no delta is applied twice
         await p.publish(Delta("a", sparse_add([0], [100.0])))
-        await p._sinks.feed("totals").wait(5)
+        await p.internals().sinks.feed("totals").wait(5)
 
     service.serve(publish_later)
     assert service.store.sums == {"a": 111.0, "b": 7.0}

@@ -44,8 +44,8 @@ def test_lines_come_back_as_they_were_published(local_or_remote: Command) -> Non
         "topics": ["t"],
         "dot": lines[0]["dot"],
     }
-    other = Command(local_or_remote.data.parent / "other", local_or_remote._capsys)
-    other._input.parent.mkdir()
+    other = Command(local_or_remote.data.parent / "other", local_or_remote.capsys)
+    other.input.parent.mkdir()
     other.publish([json.dumps(line) for line in lines])
     assert [line["vector"] for line in other("subscribe", *ALL).lines] == [[1.5], [2.0]]
 

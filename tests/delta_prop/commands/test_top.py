@@ -16,7 +16,7 @@ from delta_prop.commands.top import _poll
 from delta_prop.platform.ports import Tls
 from tests.delta_prop.commands.server_thread import ServerAddresses, served
 from tests.delta_prop.commands.support import create_line
-from tests.delta_prop.networks import files
+from tests.delta_prop.platform.networks import files
 from tests.delta_prop.server.tokens import table
 
 if TYPE_CHECKING:

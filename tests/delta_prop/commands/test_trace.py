@@ -78,7 +78,7 @@ def test_show_prints_the_numbers_of_a_recording(command: Command, tmp_path: Path
     command.publish([*create_lines(300), *create_lines(10)])
     recording = tmp_path / "a.trace"
     command("trace", "record", "--to", recording)
-    capsys = command._capsys
+    capsys = command.capsys
     capsys.readouterr()
     assert main(["trace", "show", str(recording), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -93,9 +93,9 @@ def test_truncated_recording_is_shown_with_a_warning(command: Command, tmp_path:
     recording = tmp_path / "a.trace"
     command("trace", "record", "--to", recording)
     recording.write_bytes(recording.read_bytes()[:-1])
-    command._capsys.readouterr()
+    command.capsys.readouterr()
     assert main(["trace", "show", str(recording)]) == 0
-    captured = command._capsys.readouterr()
+    captured = command.capsys.readouterr()
     assert "10 deltas" in captured.out
     assert "truncated" in captured.err
 
@@ -150,9 +150,9 @@ def test_rate_covers_only_the_span_that_is_shown(
     hour_later = trace_record.system.wall_us() + 3_600_000_000
     monkeypatch.setattr(trace_record.system, "wall_us", lambda: hour_later)
     command("trace", "record", "--to", recording)
-    command._capsys.readouterr()
+    command.capsys.readouterr()
     assert main(["trace", "show", str(recording), "--json"]) == 0
-    summary = json.loads(command._capsys.readouterr().out)
+    summary = json.loads(command.capsys.readouterr().out)
     assert summary["span_s"] < 60
     assert summary["deltas_per_s"] == round(300 / max(summary["span_s"], 1.0), 1)
     assert summary["ended"] > summary["last"]

@@ -113,15 +113,15 @@ class Route:
         self.world = virtual_world()
         self.progress_count = 0
         self._scopes: dict[str, anyio.CancelScope] = {}
-        self._tasks: Any = None
+        self.tasks: Any = None
 
     @classmethod
     @asynccontextmanager
     async def running(cls, **log_bounds: int) -> AsyncIterator[Route]:
         route = cls(**log_bounds)
-        async with anyio.create_task_group() as route._tasks:
+        async with anyio.create_task_group() as route.tasks:
             yield route
-            route._tasks.cancel_scope.cancel()
+            route.tasks.cancel_scope.cancel()
 
     def feed(
         self,
@@ -149,7 +149,7 @@ class Route:
         if required:
             self.log.hold(feed.name, lambda: feed.committed)
         self._scopes[feed.name] = anyio.CancelScope()
-        self._tasks.start_soon(self._run, feed)
+        self.tasks.start_soon(self._run, feed)
         return feed
 
     async def _run(self, feed: Feed) -> None:

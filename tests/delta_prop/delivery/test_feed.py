@@ -415,7 +415,7 @@ def record_reads(route: Route, on_turn: Callable[[int], None]) -> list[int]:
             await anyio.lowlevel.checkpoint()
 
     route.log.read = recorded_read  # type: ignore[method-assign,assignment]
-    route._tasks.start_soon(take_turns)
+    route.tasks.start_soon(take_turns)
     return row_counts
 
 

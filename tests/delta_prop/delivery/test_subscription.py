@@ -267,7 +267,7 @@ def test_wait_ends_for_a_subscription_that_skips_all_rows() -> None:
             for number in range(3):
                 await p.publish(delta(number))
                 # as with a log in a directory, whose high watermark moves after the append
-                p._partition.note_moved()
+                p.internals().partition.note_moved()
                 await anyio.sleep(0.01)
                 assert reached == [offset for offset in (1, 3) if offset <= number + 1]
 

@@ -29,6 +29,7 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
+from tests.delta_prop.support import claim_origins, offer_now
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +56,8 @@ class History:
         """Note a new process: origins need new epochs, and counters continue from the watermarks."""
         self.epochs.clear()
         self.last_counters = {
-            origin: p._partition.pipeline.orderer.watermarks.get(origin, 0) for origin in self.last_counters
+            origin: p.internals().partition.pipeline.orderer.watermarks.get(origin, 0)
+            for origin in self.last_counters
         }
 
 
@@ -90,7 +92,7 @@ async def step(p: Propagator, history: History) -> None:
 
 
 def greet(p: Propagator, history: History, name: str) -> None:
-    grants = p._partition.pipeline.hello(producer_id_of(name), name, p._now())
+    grants = claim_origins(p, producer_id_of(name), name)
     origin = origin_of(name)
     history.epochs[origin] = next(grant.epoch for grant in grants if grant.origin == origin)
 
@@ -140,12 +142,8 @@ def send(p: Propagator, history: History, origin: int, sender: Sender) -> None:
         clock=sorted(rng.sample(known, rng.randrange(len(known) + 1))),
         ack_level=AckLevel.DURABLE,
     )
-    receipt = p._partition.pipeline.offer(
-        SequencedBatch(
-            batch, sender, Receipt(), p._partition.log.next_offset + 3 if sender.is_forwarder else None
-        ),
-        p._now(),
-    )
+    lamport = p.internals().partition.log.next_offset + 3 if sender.is_forwarder else None
+    receipt = offer_now(p, SequencedBatch(batch, sender, Receipt(), lamport))
     history.last_counters[origin] = counters[-1]
     receipt.add_done_callback(lambda receipt: history.frames.append((batch, sender, outcome_of(receipt))))
 
@@ -164,7 +162,7 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) ->
     """Return all that the pipeline knows of the history; `duplicates`: the outcomes of the same
     batches sent again; `reused`: of batches with other bytes under the same dots.
     """
-    pipeline = p._partition.pipeline
+    pipeline = p.internals().partition.pipeline
     vectors, appender = pipeline.appender.vectors, pipeline.appender
     watermarks = {origin: last for origin, last in pipeline.orderer.watermarks.items() if origin >= 0}
     known_state: dict[str, Any] = {
@@ -190,7 +188,7 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) ->
         },
     }
     for name in NAMES:
-        pipeline.hello(producer_id_of(name), name, p._now())
+        claim_origins(p, producer_id_of(name), name)
     known_state["duplicates"] = [
         outcome_of(await resend_batch(p, batch, sender)) for batch, sender, _ in frames
     ]
@@ -201,7 +199,7 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) ->
 
 
 async def resend_batch(p: Propagator, batch: Batch, sender: Sender) -> Receipt:
-    receipt = p._partition.pipeline.offer(SequencedBatch(batch, sender, Receipt()), p._now())
+    receipt = offer_now(p, SequencedBatch(batch, sender, Receipt()))
     with anyio.fail_after(100), suppress(Refused):
         await receipt.wait()
     return receipt

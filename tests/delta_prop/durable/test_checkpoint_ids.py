@@ -19,16 +19,17 @@ def test_ids_sealed_during_a_restore_are_counted_once_after_the_next_start() -> 
 
     async def run_service(ids: range) -> tuple[int, int]:
         async with open_service() as p:
-            runs_at_start = p._partition.pipeline.appender.ids.statistics().runs
+            partition = p.internals().partition
+            runs_at_start = partition.pipeline.appender.ids.statistics().runs
             for first in range(ids.start, ids.stop, 500):
                 batch_ids = [b"%016d" % number for number in range(first, min(first + 500, ids.stop))]
                 await p.publish(*[Delta("v", opaque(b""), id=id_) for id_ in batch_ids])
             known = await p.publish(Delta("v", opaque(b""), id=b"%016d" % 7))
             assert known.duplicates == {0: 7}
-            checkpointer = p._partition.storage.checkpointer
+            checkpointer = partition.storage.checkpointer
             assert checkpointer is not None
             await checkpointer.write()
-        return runs_at_start, p._partition.pipeline.appender.ids.statistics().ids
+        return runs_at_start, partition.pipeline.appender.ids.statistics().ids
 
     assert run_virtual(run_service, range(count)) == (0, count)
     assert run_virtual(run_service, range(count, count + 500)) == (1, count + 500)

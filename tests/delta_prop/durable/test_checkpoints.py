@@ -51,7 +51,7 @@ async def run_with_checkpoints(
 ) -> tuple[int, SimDisk]:
     """Run a service that writes checkpoints; return their number and the disk just before the close."""
     async with service(disk, seed) as p, anyio.create_task_group() as tasks:
-        checkpointer = p._partition.storage.checkpointer
+        checkpointer = p.internals().partition.storage.checkpointer
         assert checkpointer is not None
         history.note_restart(p)
         checkpoint_steps = {history.rng.randrange(STEPS) for _ in range(checkpoints)}
@@ -73,7 +73,7 @@ def without_checkpoints(disk: SimDisk) -> SimDisk:
 
 async def restart_and_query(disk: SimDisk, seed: int, history: History) -> dict[str, object]:
     async with service(disk, seed) as p:
-        checkpointer = p._partition.storage.checkpointer
+        checkpointer = p.internals().partition.storage.checkpointer
         assert checkpointer is not None
         return {"restored": checkpointer.is_restored, **await answers(p, history.frames)}
 
@@ -133,7 +133,7 @@ def test_removed_rows_are_still_known_from_the_checkpoint() -> None:
             for number in range(300):
                 await producer.publish(Delta(f"v{number}", create([1.0]), id=number.to_bytes(16, "big")))
                 if number in (3, 40, 220):
-                    frame = p._partition.log.read(number, rows_max=1, bytes_max=1 << 20)[0].batch
+                    frame = p.internals().partition.log.read(number, rows_max=1, bytes_max=1 << 20)[0].batch
                     frames.append((frame, f"[(0, {number})]"))
             await anyio.sleep(10)
             assert 40 < p.statistics().log.start_offset <= 220
@@ -177,7 +177,7 @@ def test_checkpoint_rereads_rows_only_if_vectors_outnumber_new_rows(
 
     async def main() -> None:
         async with service(SimDisk(1), 1) as p:
-            checkpointer = p._partition.storage.checkpointer
+            checkpointer = p.internals().partition.storage.checkpointer
             assert checkpointer is not None
             for number in range(200):
                 await p.publish(Delta(f"v{number % vectors}", create([float(number)])))
@@ -195,20 +195,23 @@ def test_checkpoints_keep_the_tail_short_as_the_log_grows() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, 1, replace(NO_CHECKPOINTS, checkpoint_frames=20)) as p:
-            checkpointer = p._partition.storage.checkpointer
+            checkpointer = p.internals().partition.storage.checkpointer
             assert checkpointer is not None
             for number in range(400):
                 await p.publish(Delta(f"v{number % 5}", create([float(number)])))
                 await anyio.sleep(0.1)
-                assert p._partition.log.next_offset - (p._partition.log.needed_from or 0) <= 200
+                assert (
+                    p.internals().partition.log.next_offset - (p.internals().partition.log.needed_from or 0)
+                    <= 200
+                )
             assert checkpointer.written >= 3
             disk = disk.kill()  # the process ends here
         async with service(disk, 2) as p:
             assert p.recovery is not None
             assert p.recovery.checkpoint is not None
             assert p.recovery.checkpoint >= 200
-            assert p._partition.pipeline.orderer.watermarks == dict.fromkeys(
-                p._partition.pipeline.orderer.watermarks, 400
+            assert p.internals().partition.pipeline.orderer.watermarks == dict.fromkeys(
+                p.internals().partition.pipeline.orderer.watermarks, 400
             )
 
     run_virtual(main)
@@ -262,13 +265,13 @@ def test_rows_that_a_start_needs_are_retained_while_no_checkpoint_can_be_written
             for number in range(100):
                 await producer.publish(Delta(f"v{number}", create([1.0])))
             await anyio.sleep(5)
-            needed_from = p._partition.log.needed_from
+            needed_from = p.internals().partition.log.needed_from
             assert needed_from
             disk.fail(lambda call: call.path.endswith(".part"), errno.ENOSPC, times=None)
             for number in range(300):
                 await producer.publish(Delta(f"w{number}", create([1.0])))
             await anyio.sleep(5)
-            assert p._partition.log.needed_from == needed_from
+            assert p.internals().partition.log.needed_from == needed_from
             assert p.statistics().log.start_offset <= needed_from
             disk = disk.kill()
         async with service(disk, 2, TINY) as p:
@@ -286,13 +289,16 @@ def test_power_cut_after_a_checkpoint_loses_no_row_below_it(seed: int) -> None:
 
     async def main() -> None:
         async with service(SimDisk(seed), seed, replace(NO_CHECKPOINTS, read_level=AckLevel.LOGGED)) as p:
-            checkpointer, disk = p._partition.storage.checkpointer, p._partition.storage.disk
+            checkpointer, disk = (
+                p.internals().partition.storage.checkpointer,
+                p.internals().partition.storage.disk,
+            )
             assert checkpointer is not None
             assert isinstance(disk, SimDisk)
             history.note_restart(p)
             for _ in range(20):
                 await step(p, history)
-            p._partition.storage.committer.request_sync()  # type: ignore[union-attr]
+            p.internals().partition.storage.committer.request_sync()  # type: ignore[union-attr]
             await anyio.sleep(1)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(checkpointer.write)

@@ -56,8 +56,8 @@ def log_statistics(p: Propagator) -> DurableLogStatistics:
 
 
 def append_times_of(p: Propagator) -> list[int]:
-    assert isinstance(p._partition.log, DurableLog)
-    return [location.stamp.append_time for location in p._partition.log.frames()]
+    assert isinstance(p.internals().partition.log, DurableLog)
+    return [location.stamp.append_time for location in p.internals().partition.log.frames()]
 
 
 @pytest.mark.parametrize("compact", [True, False])
@@ -132,7 +132,7 @@ def test_long_stop_ages_no_row_and_later_rows_have_current_times() -> None:
         await anyio.sleep(20 * DAY_S)
         async with service(disk) as p:
             await publish(p, 10, 10)
-            log = p._partition.log
+            log = p.internals().partition.log
             assert isinstance(log, DurableLog)
             now_us = log.clock.time_us
             assert now_us == EPOCH_US + round(anyio.current_time() * 1e6)

@@ -56,7 +56,7 @@ async def publish_and_compact(data: Path, count: int = 300) -> tuple[int, int]:
                 statistics = p.statistics().log
         assert statistics.snapshots_made >= 2  # type: ignore[union-attr]
         assert statistics.bytes <= SETTINGS.bytes_max
-        log = p._partition.log
+        log = p.internals().partition.log
         assert isinstance(log, DurableLog)
         assert log.start_offset == statistics.snapshot_offset  # type: ignore[union-attr]
         history = [entry for entry in read_history(log, [("n", "v1")]) if entry is not None]

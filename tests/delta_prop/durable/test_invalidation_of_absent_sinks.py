@@ -9,8 +9,8 @@ from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused
+from tests.delta_prop.delivery.rebuilding import FakeStorage, FakeStorageSink
 from tests.delta_prop.durable.quarantined import service
-from tests.delta_prop.rebuilding import FakeStorage, FakeStorageSink
 
 TIGHT = LogSettings(
     segment_bytes_max=1500,

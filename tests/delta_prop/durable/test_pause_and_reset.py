@@ -146,7 +146,7 @@ def test_reset_skips_dropped_rows_and_redelivers_held_ones() -> None:
         async with service(disk, 1) as p:
             await p.attach(RejectingSink(store, bad))
             await p.publish(make_delta("a", 7), make_delta("b", 8), make_delta("c"))
-            await p._sinks.feed("totals").wait(3)
+            await p.internals().sinks.feed("totals").wait(3)
             await p.drop("totals", 0)
             bad.clear()
             await p.reset("totals", 0)
@@ -184,7 +184,7 @@ def test_processed_operator_request_survives_a_power_cut(seed: int) -> None:
         async with service(disk, 1) as p:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="s"))
             await p.publish(make_delta("a"))
-            log_id = p._partition.log.log_id.hex()
+            log_id = p.internals().partition.log.log_id.hex()
         put_request(disk, OperatorRequest("pause", "s", log_id), 1)
         async with service(disk, 2):
             while disk.list(DIRECTORY):  # noqa: ASYNC110 - nothing signals its removal

@@ -20,6 +20,7 @@ from delta_prop_sinks import StorageSink
 from delta_prop_sinks.sink import RejectDelta
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
+from tests.delta_prop.delivery.rebuilding import FakeStorage, FakeStorageSink, History, assert_same_states
 from tests.delta_prop.durable.quarantined import (
     RejectingSink,
     Store,
@@ -29,7 +30,6 @@ from tests.delta_prop.durable.quarantined import (
     rows_of,
     service,
 )
-from tests.delta_prop.rebuilding import FakeStorage, FakeStorageSink, History, assert_same_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +106,7 @@ def test_interrupted_replay_has_one_effect(when: Literal["before", "after"], kee
             await p.attach(CrashingSink(store, bad, when))
             await p.publish(make_delta("a"), make_delta("b"))
             await p.publish(make_addition("a", 7), make_addition("a", 10))
-            await p._sinks.feed("totals").wait(4)
+            await p.internals().sinks.feed("totals").wait(4)
             assert [offset for offset, _, _ in quarantined_rows(p)] == [2, 3]
             await anyio.sleep(2)
             bad.clear()
@@ -184,7 +184,7 @@ def test_quarantined_rows_are_withheld_from_history_at_open() -> None:
             await p.attach(HistorySink(store, bad))
             await p.publish(make_delta("a"), make_delta("b"))
             await p.publish(make_addition("a", 7), make_addition("a", 10))
-            await p._sinks.feed("totals").wait(4)
+            await p.internals().sinks.feed("totals").wait(4)
             await p.publish(make_delta("c"))
             await anyio.sleep(2)
         disk = disk.crash(1)
@@ -217,7 +217,7 @@ def test_replayed_delta_is_folded_in_canonical_order(tmp_path: Path) -> None:
             await p.publish(Delta("a", create([7.0]), metadata={"n": 1}))
             early_batch = encode_batch([Delta("a", sparse_add([0], [10.0]))], origin=0x7770, base=1)
             await remote.send_frame(early_batch, 2).wait()
-            await p._sinks.feed(sink.name).wait(4)
+            await p.internals().sinks.feed(sink.name).wait(4)
             assert quarantined_rows(p, sink.name) == [(2, 2, "metadata are not wanted now"), (3, 2, None)]
             sink.bad = False
             assert (await p.replay(sink.name)).applied == 2

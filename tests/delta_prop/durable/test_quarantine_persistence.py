@@ -69,7 +69,7 @@ def test_quarantine_is_restored_after_a_crash(keeps_cursor: bool, power_cut: boo
         async with service(disk, 3) as p:
             await p.attach(RejectingSink(store, bad))
             assert quarantined_rows(p) == []
-            quarantine = p._sinks.feed("totals").quarantine
+            quarantine = p.internals().sinks.feed("totals").quarantine
             assert quarantine.dropped_offsets == [5]
             assert [quarantine.is_withheld(offset) for offset in (2, 5, 7)] == [False, True, False]
             await p.publish(make_addition("a", 100), make_addition("b", 100))
@@ -132,7 +132,7 @@ async def run_process(
                 make_addition(f"v{number % 2}", value) if number > 1 else make_delta(f"v{number}")
             )
             operations.published = number + 1
-        await p._sinks.feed("totals").wait(12)
+        await p.internals().sinks.feed("totals").wait(12)
         rejected = {record.offset: record.reason for record in p.quarantine("totals")}
         assert not operations.dropped & rejected.keys()
         assert not operations.replayed & rejected.keys()
@@ -223,7 +223,7 @@ def test_failed_quarantine_write_stops_only_its_sink(error: int) -> None:
                 1,
             )  # the cursor stays before the rejected delta
             disk.heal()
-            await p._sinks.feed("totals").wait(3)
+            await p.internals().sinks.feed("totals").wait(3)
             assert quarantined_rows(p) == [(1, 1, "7 is bad")]
             assert store.applied_offsets == [0, 2]
         async with service(disk.crash(1), 2) as p:
@@ -309,7 +309,7 @@ def test_quarantine_of_a_lost_tail_withholds_no_new_row() -> None:
         async with service(disk, 2, logged) as p:
             await p.attach(RejectingSink(store, bad))
             await p.publish(make_delta("b", 7), make_delta("c", 7), ack_level=AckLevel.LOGGED)
-            await p._sinks.feed("totals").wait(3)
+            await p.internals().sinks.feed("totals").wait(3)
             await p.drop("totals", 1)
             disks.append(disk.crash(2))
 
@@ -393,7 +393,7 @@ def test_sink_attached_during_removal_keeps_its_new_quarantine() -> None:
             p.forget("totals")
             p.forget("aaa")
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(p._sinks.quarantines.tidy)
+                tasks.start_soon(p.internals().sinks.quarantines.tidy)
                 await anyio.lowlevel.checkpoint()
                 await p.attach(RejectingSink(store, bad))
                 await anyio.sleep(1)

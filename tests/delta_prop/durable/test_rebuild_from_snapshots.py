@@ -17,7 +17,7 @@ from delta_prop_wire.delta import Delta, Source, create, delete, offset, scale, 
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.rebuilding import FakeStorage, FakeStorageSink, History, assert_same_states
+from tests.delta_prop.delivery.rebuilding import FakeStorage, FakeStorageSink, History, assert_same_states
 from tests.delta_prop.support import catch_refusal
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_absent_sinks_catch_up_to_the_full_fold() -> None:
             await p.detach("released")  # the log no longer waits for these two
             await p.detach("lines")
         async with service(disk, 2) as p:
-            history.log = p._partition.log
+            history.log = p.internals().partition.log
             await p.attach(
                 CallbackSink(lambda offset, _: delivered_offsets.append(offset), name="steady"),
                 start="earliest",
@@ -301,7 +301,7 @@ def test_rebuild_without_a_snapshot_is_refused_at_the_call(compacts: bool) -> No
             await anyio.sleep(30)
             assert p.statistics().log.start_offset > 0
         async with service(disk, 2, replace(SMALL, compact=False)) as p:  # an existing snapshot still counts
-            history.log = p._partition.log
+            history.log = p.internals().partition.log
             await p.attach(FakeStorageSink(storage))
             if compacts:
                 p.rebuild("fake")

@@ -190,8 +190,8 @@ class OutageRun:
                 assert fresh.head(key) == p.head(key)
             ids = [key.encode().ljust(16) for key in self.acknowledged if key.startswith("d0")]
             recovered_ids, reopened_ids = (
-                p._partition.pipeline.appender.ids.find(ids),
-                fresh._partition.pipeline.appender.ids.find(ids),
+                p.internals().partition.pipeline.appender.ids.find(ids),
+                fresh.internals().partition.pipeline.appender.ids.find(ids),
             )
             assert recovered_ids == reopened_ids == [self.acknowledged[id_.decode().rstrip()] for id_ in ids]
             for number in range(2):
@@ -204,7 +204,7 @@ def log_position(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
     log = p.statistics().log
     watermarks = {
         origin: watermark
-        for origin, watermark in p._partition.pipeline.orderer.watermarks.items()
+        for origin, watermark in p.internals().partition.pipeline.orderer.watermarks.items()
         if watermark
     }
     return log.start_offset, log.next_offset, log.high_watermark, watermarks

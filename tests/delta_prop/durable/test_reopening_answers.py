@@ -283,7 +283,7 @@ def test_recovery_waits_for_a_running_segment_compression() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, log=replace(NO_RESERVE, segment_bytes_max=300, compress="lz4")) as p:
-            log = p._partition.log
+            log = p.internals().partition.log
             assert isinstance(log, DurableLog)
             for number in range(5):
                 await p.publish(make_delta(f"v{number}"))

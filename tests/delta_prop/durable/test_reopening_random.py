@@ -113,7 +113,7 @@ class History:
         stored: dict[bytes, int] = {}
         delivered: list[int] = []
         offset = p.statistics().log.start_offset
-        while batches := p._partition.log.read(offset, rows_max=1000, bytes_max=1 << 20):
+        while batches := p.internals().partition.log.read(offset, rows_max=1000, bytes_max=1 << 20):
             for logged in batches:
                 offset = logged.next_offset
                 for row in range(logged.count):

@@ -127,7 +127,7 @@ def test_producer_learns_the_outcome_of_an_earlier_run() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
             published = await p.producer("me").publish(make_delta("a"))
-            frame = p._partition.log.read(0, rows_max=1, bytes_max=1 << 20)[0].batch
+            frame = p.internals().partition.log.read(0, rows_max=1, bytes_max=1 << 20)[0].batch
         async with service(disk) as p:
             producer_after_restart = p.producer("me")
             assert producer_after_restart.watermark() == 1

@@ -76,11 +76,11 @@ class WorkingSink:
     def sample(self) -> None:
         """Record how many deltas are admitted and not applied yet."""
         if self._p is not None:
-            feed = self._p._sinks.feed(self.name)
+            feed = self._p.internals().sinks.feed(self.name)
             self.in_flight_max = max(self.in_flight_max, feed.in_flight[0])
             if not feed.is_catching_up:
                 self.pushed_lag_max = max(
-                    self.pushed_lag_max, self._p._partition.log.high_watermark - feed.applied
+                    self.pushed_lag_max, self._p.internals().partition.log.high_watermark - feed.applied
                 )
 
     async def aclose(self) -> None:

@@ -60,7 +60,12 @@ def test_required_sink_paces_from_80_percent_of_the_log(
                 while True:
                     await anyio.sleep(0.05)
                     used_shares.append(
-                        (anyio.current_time(), p._partition.log.used_share(p._sinks.feed("slow").committed))
+                        (
+                            anyio.current_time(),
+                            p.internals().partition.log.used_share(
+                                p.internals().sinks.feed("slow").committed
+                            ),
+                        )
                     )
 
             async with anyio.create_task_group() as tasks:

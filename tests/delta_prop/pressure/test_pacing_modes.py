@@ -157,13 +157,13 @@ def test_stalled_pacing_sink_limits_nobody_until_it_resumes(failure: Exception, 
             await anyio.sleep(0.3)
             assert p.statistics().sinks["slow"].pacing
             assert p.pressure().paced_by == "slow"
-            assert p._sinks.pacing.pacer.mode("slow") is Mode.CATCHING_UP
+            assert p.internals().sinks.pacing.pacer.mode("slow") is Mode.CATCHING_UP
             started = anyio.current_time()
             await publish_until(p, admitted, until_s=started + 40, batch=200)
             assert not p.statistics().sinks["slow"].catching_up
             assert max(admitted.rates(started + 30, started + 40)) <= 2_000 * 1.15
             assert min(admitted.rates(started + 30, started + 40)) >= 2_000 * 0.85
-            assert p._sinks.feed("slow").in_flight[0] <= 5_000
+            assert p.internals().sinks.feed("slow").in_flight[0] <= 5_000
 
     run_virtual(main)
 

@@ -44,7 +44,7 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.layout import CLOCK_ENTRY, EXPECT, PARENT, TAG, Column
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
-from tests.delta_prop.pipeline_bench import Bench
+from tests.delta_prop.partition.pipeline_bench import Bench
 from tests.wire.sealing import frame_with_checksum
 
 ORIGIN, SECOND, OTHER, UNCLAIMED = (make_origin(producer, Priority.NORMAL) for producer in (5, 6, 7, 8))

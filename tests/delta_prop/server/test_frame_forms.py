@@ -633,7 +633,12 @@ RANDOM_FIELDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=10 * settings().max_examples)
+PROFILE_EXAMPLES = settings().max_examples
+FORMS_EXAMPLES = PROFILE_EXAMPLES * (10 if PROFILE_EXAMPLES >= 1_000 else 4)
+"""Number of examples: 10 times that of the profile `full`, 4 times that of a normal run."""
+
+
+@settings(max_examples=FORMS_EXAMPLES)
 @given(st.lists(st.sampled_from([*EDGES]) | RANDOM_FIELDS, min_size=1, max_size=4))
 def test_any_delta_gets_the_same_answer_in_all_forms(changes: list[str | dict[str, Any]]) -> None:
     delta_fields = DeltaFields()

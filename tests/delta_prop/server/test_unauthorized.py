@@ -39,7 +39,7 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
-from tests.delta_prop.networks import files
+from tests.delta_prop.platform.networks import files
 from tests.delta_prop.server.raw import EARLIEST, ORIGIN, FrameClient, connected, serving
 from tests.delta_prop.server.tokens import TokenFile, table
 

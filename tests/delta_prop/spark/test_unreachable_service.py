@@ -21,7 +21,7 @@ from delta_prop.spark.options import read_options, write_options
 from delta_prop.spark.service_checks import check_on_driver
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded_service import served
-from tests.delta_prop.networks import files
+from tests.delta_prop.platform.networks import files
 from tests.delta_prop.server.tokens import table
 
 if TYPE_CHECKING:

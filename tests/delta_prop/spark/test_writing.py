@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +27,7 @@ from pyspark.sql.types import (
 from delta_prop.client import SyncProducer
 from delta_prop.client.jobs import Decision, JobState, attempt_of, decide
 from delta_prop.client.ranges import RangeReader
+from delta_prop.server.part_file import PART_SUFFIX
 from delta_prop.spark.data_source.results import (
     ROWS_REPORTED_MAX,
     PartResult,
@@ -37,6 +40,7 @@ from delta_prop.spark.data_source.sending import stage_part
 from delta_prop.spark.data_source.source import DeltaPropSource
 from delta_prop.spark.data_source.writing import DirectWriter, PartReport, StagedWriter, StreamWriter
 from delta_prop.spark.options import write_options
+from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import JobStatus, RefusedRow
@@ -46,6 +50,8 @@ from tests.delta_prop.client.threaded_service import Served, served
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from delta_prop_broker.local_disk import LocalFile
 
 SCHEMA = StructType().add("vector_id", StringType()).add("vector", ArrayType(FloatType()))
 SPARSE = (
@@ -111,15 +117,34 @@ def test_job_that_is_not_waited_for_is_committed(service: Served) -> None:
     assert state in (JobState.COMMITTED, JobState.PUBLISHED)
 
 
-def test_job_not_published_in_time_is_not_aborted(service: Served) -> None:
-    driver_writer = writer(service, waitTimeoutSeconds="0.000001")
-    expected = (
-        r"job nightly is committed, but after 1e-06 s \(waitTimeoutSeconds\) only 0 of 1 deltas are publ"
-    )
-    with pytest.raises(UsageError, match=expected):
-        driver_writer.commit([stage(service, driver_writer, 0, vectors("a"))])
-    driver_writer.abort([None])
-    assert decide(service.address, "nightly", Decision.QUERY).state is not JobState.ABORTED
+class HeldParts(LocalDisk):
+    """A disk that holds back reads of staged parts, and so their publication, until `is_released` is set."""
+
+    def __init__(self, is_released: threading.Event, directory: str) -> None:
+        super().__init__(directory)
+        self._is_released = is_released
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> LocalFile:
+        if read_only and path.endswith(PART_SUFFIX):
+            assert self._is_released.wait(30)
+        return super().open(path, create=create, read_only=read_only)
+
+
+def test_job_not_published_in_time_is_not_aborted(tmp_path: Path) -> None:
+    is_released = threading.Event()
+    propagator = {"data": str(tmp_path / "data")}
+    with served(propagator=propagator, open_disk=partial(HeldParts, is_released)) as service:
+        driver_writer = writer(service, waitTimeoutSeconds="0.000001")
+        expected = (
+            r"job nightly is committed, but after 1e-06 s \(waitTimeoutSeconds\) only 0 of 1 deltas are publ"
+        )
+        try:
+            with pytest.raises(UsageError, match=expected):
+                driver_writer.commit([stage(service, driver_writer, 0, vectors("a"))])
+            driver_writer.abort([None])
+            assert decide(service.address, "nightly", Decision.QUERY).state is JobState.COMMITTED
+        finally:
+            is_released.set()
 
 
 def test_deltas_refused_when_a_job_is_published_are_reported(

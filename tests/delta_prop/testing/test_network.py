@@ -13,7 +13,7 @@ from delta_prop.platform.connection_faults import Misconfigured
 from delta_prop.platform.ports import Tls
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual, virtual_world
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.networks import receive, receive_all
+from tests.delta_prop.platform.networks import receive, receive_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

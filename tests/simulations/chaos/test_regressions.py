@@ -12,6 +12,8 @@ from delta_prop_simulations.chaos.regressions import DESCRIPTIONS, REVERTED_FIXE
 
 SEEDS_MAX = 100
 """Maximum seeds per plan: a strike must hit the right moment, which changes of the code shift."""
+FINDING_SEEDS = {"judged-too-early": 35}
+"""Seeds that are tried before the plan's: those of the plans no longer find the bugs."""
 COVERED_BY_LATER_FIXES = {"forwarder-not-notified-of-a-loss", "queued-before-a-hello"}
 """Plans whose bug later fixes prevent, too: data are stored before they are sent or reported, and a duplicate
 in other bytes is compared by its rows.
@@ -28,7 +30,7 @@ def test_plan_of_fixed_bug_finds_no_violation(name: str) -> None:
 @pytest.mark.parametrize("reverted", REVERTED_FIXES, ids=[fix.name for fix in REVERTED_FIXES])
 def test_reverted_fix_is_found_by_its_plan(reverted: Mutant) -> None:
     plan = plan_of(reverted.name)
-    for seed in (plan.seed, *range(SEEDS_MAX)):
+    for seed in (FINDING_SEEDS.get(reverted.name, plan.seed), plan.seed, *range(SEEDS_MAX)):
         with apply_mutant(reverted) as calls:
             outcome = run(replace(plan, seed=seed))
         if outcome.violation is not None and calls.count:

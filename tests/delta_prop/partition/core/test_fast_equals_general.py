@@ -55,7 +55,7 @@ from tests.delta_prop.partition.core.drawn import (
     field_names,
     field_values,
 )
-from tests.delta_prop.pipeline_bench import Bench
+from tests.delta_prop.partition.pipeline_bench import Bench
 
 MODES = ("fast", "general")
 core_mode.install(FastCore())  # also if the environment chose the general core

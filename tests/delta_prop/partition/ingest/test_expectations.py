@@ -26,7 +26,7 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.pipeline_bench import batch_of
+from tests.delta_prop.partition.pipeline_bench import batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

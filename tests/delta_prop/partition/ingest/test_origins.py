@@ -12,7 +12,7 @@ from delta_prop.partition.ingest.origins import IDLE_S_MAX, NOOPS_MAX, RECENT_BA
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.pipeline_bench import batch_of
+from tests.delta_prop.partition.pipeline_bench import batch_of
 
 ORIGIN = 0xFFFF_FFFF_FFF0_0002
 OTHER = 5

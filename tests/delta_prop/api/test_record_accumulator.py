@@ -58,7 +58,7 @@ def test_concurrent_callers_share_a_batch_with_own_offsets() -> None:
         await p.publish_many(NAMES, np.ones((3, 3)))
         calls = [Delta(NAMES[number % 3], sparse([0], [number])) for number in range(30)]
         results = await publish_concurrently(p, calls)
-        frames = p._partition.log.read(3, rows_max=100, bytes_max=1 << 20)
+        frames = p.internals().partition.log.read(3, rows_max=100, bytes_max=1 << 20)
         assert len(frames) < 5
         assert sum(frame.count for frame in frames) == 30
         for call, published in zip(calls, results, strict=True):
@@ -230,7 +230,7 @@ def test_coalesced_calls_end_like_uncoalesced_ones(steps: list[Any]) -> None:
                     outcomes.append(await p.publish_many(call, np.ones((len(call), 3)), ack_level=level))
             except Refused as refused:
                 outcomes.append((refused.code, refused.message, refused.row, refused.field))
-        frames = p._partition.log.read(0, rows_max=1000, bytes_max=1 << 20)
+        frames = p.internals().partition.log.read(0, rows_max=1000, bytes_max=1 << 20)
         statistics = p.statistics()
         logged = [(frame.offset, frame.lamport, frame.source, bytes(frame.batch.raw)) for frame in frames]
         counts = statistics.accepted, statistics.refused, statistics.concurrent_updates, statistics.log
@@ -238,7 +238,7 @@ def test_coalesced_calls_end_like_uncoalesced_ones(steps: list[Any]) -> None:
         return [outcomes, logged, counts, heads, p.recorder.vector_ids]
 
     async def run_uncoalesced(p: RecordedPropagator) -> list[Any]:
-        p._partition.pipeline.offer_coalesced = lambda _draft, _now: False  # type: ignore[method-assign]
+        p.internals().partition.pipeline.offer_coalesced = lambda _draft, _now: False  # type: ignore[method-assign]
         return await run_steps(p)
 
     assert run_propagator(run_steps) == run_propagator(run_uncoalesced)

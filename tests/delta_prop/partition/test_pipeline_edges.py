@@ -10,7 +10,7 @@ from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source, create
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import OriginClaim
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 
 
 def make_delta(key: str, **more: object) -> Delta:

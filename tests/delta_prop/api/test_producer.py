@@ -15,7 +15,7 @@ from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, Dot, Priority, create, offset, transform
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.pipeline_bench import Bench
+from tests.delta_prop.partition.pipeline_bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable

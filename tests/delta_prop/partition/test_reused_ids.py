@@ -30,7 +30,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, DeltaFrame, Nack
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.durable.histories import NO_CHECKPOINTS
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.support import catch_refusal, make_delta
 

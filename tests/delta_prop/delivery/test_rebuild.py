@@ -18,7 +18,13 @@ from delta_prop_wire.delta import Delta, create, delete, offset, scale, sparse_a
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.state_rows import state_of
-from tests.delta_prop.rebuilding import FAILURES, FakeStorage, FakeStorageSink, History, assert_same_states
+from tests.delta_prop.delivery.rebuilding import (
+    FAILURES,
+    FakeStorage,
+    FakeStorageSink,
+    History,
+    assert_same_states,
+)
 from tests.delta_prop.support import catch_refusal, expect_refusal
 
 if TYPE_CHECKING:
@@ -398,7 +404,7 @@ def test_rebuilt_storage_index_and_cache_give_equal_answers(tmp_path: Path) -> N
 
 
 def test_states_of_a_large_frame_are_built_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.delta_prop.rebuilding.FRAME_ROWS", 1000)
+    monkeypatch.setattr("tests.delta_prop.delivery.rebuilding.FRAME_ROWS", 1000)
     built_counts: list[int] = [0]
     monkeypatch.setattr(
         "delta_prop.delivery.rebuild.state_of",

@@ -20,9 +20,9 @@ from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, Nack
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.durable.histories import NO_CHECKPOINTS, resend_batch
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
-from tests.delta_prop.support import catch_refusal, make_delta
+from tests.delta_prop.support import catch_refusal, claim_origins, make_delta
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
@@ -231,14 +231,14 @@ def test_refused_ids_are_known_after_a_restart(has_checkpoint: bool) -> None:
 
     async def first_session() -> None:
         async with open_propagator(disk) as p:
-            origin = p._partition.pipeline.hello(5, "p", p._now())[0].origin
+            origin = claim_origins(p, 5, "p")[0].origin
             await resend_batch(p, batch_of(origin, 1, BAD, make_delta("fine", id=TWO)), Sender("p"))
             await resend_batch(p, batch_of(origin, 3, replace(BAD, id=THREE)), Sender("p"))
             await p.publish(make_delta("right", id=THREE))
-            assert p._partition.storage.checkpointer is not None
+            assert p.internals().partition.storage.checkpointer is not None
             if has_checkpoint:
-                await p._partition.storage.checkpointer.write()
-            p._partition.storage.checkpointer = None
+                await p.internals().partition.storage.checkpointer.write()
+            p.internals().partition.storage.checkpointer = None
 
     async def second_session() -> None:
         async with open_propagator(disk) as p:
@@ -249,7 +249,7 @@ def test_refused_ids_are_known_after_a_restart(has_checkpoint: bool) -> None:
                     await catch_refusal(p.publish(make_delta("child", parents=(parent,)))), parent=parent
                 )
             assert (await p.publish(make_delta("child", parents=(THREE,)))).offset is not None
-            assert p._partition.pipeline.appender.ids.find([ONE, TWO]) == [None, None]
+            assert p.internals().partition.pipeline.appender.ids.find([ONE, TWO]) == [None, None]
 
     run_virtual(first_session)
     run_virtual(second_session)
@@ -262,8 +262,8 @@ def test_refused_draft_is_known_after_the_next_checkpoint() -> None:
         async with open_propagator(disk) as p:
             await p.publish(make_delta("a"))
             await catch_refusal(p.publish(BAD))
-            assert p._partition.storage.checkpointer is not None
-            await p._partition.storage.checkpointer.write()
+            assert p.internals().partition.storage.checkpointer is not None
+            await p.internals().partition.storage.checkpointer.write()
 
     async def second_session() -> None:
         async with open_propagator(disk) as p:

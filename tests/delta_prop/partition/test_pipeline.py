@@ -23,7 +23,7 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 
 
 def make_delta(key: str, priority: Priority = Priority.NORMAL, **more: object) -> Delta:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from delta_prop.calls.receipt import Receipt
 from delta_prop_wire.delta import Delta, Dot, create
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 
 NAMES = ("a", "b", "c")
 COUNTERS = 3

@@ -11,7 +11,7 @@ import pytest
 
 from delta_prop import Propagator, SyncPropagator
 
-PAGE = Path(__file__).parents[2] / "docs" / "running.md"
+PAGE = Path(__file__).parents[3] / "docs" / "running.md"
 
 MISSING = {
     "internals": "the parts that a server talks to; not for programs that embed a propagator",

@@ -12,7 +12,7 @@ from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import AckLevel, Delta, create, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 from tests.delta_prop.support import make_delta
 
 

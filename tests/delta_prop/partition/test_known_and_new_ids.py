@@ -24,10 +24,10 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import AckRange, BatchFrame, Nack
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.durable.histories import NO_CHECKPOINTS, resend_batch
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.server.test_forwarding import Node, wait_converged
-from tests.delta_prop.support import make_delta
+from tests.delta_prop.support import claim_origins, make_delta
 from tests.full_log import read_all
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def test_resent_batch_is_duplicate_after_restart(has_checkpoint: bool) -> None:
         async with open_propagator(disk) as p:
             cache = await p.attach(CacheSink())
             await p.publish(*map(delta_with_id, KNOWN_NUMBERS))
-            origin = p.producer("p").watermark() or p._partition.pipeline.hello(5, "p", p._now())[0].origin
+            origin = p.producer("p").watermark() or claim_origins(p, 5, "p")[0].origin
             frame = mixed_batch(origin)
             published = (await resend_batch(p, frame, Sender("p"))).result()
             assert published.duplicates == DUPLICATES
@@ -334,17 +334,17 @@ def test_resent_batch_is_duplicate_after_restart(has_checkpoint: bool) -> None:
             } == dict.fromkeys(range(8), True)
             assert p.statistics().sinks["cache"].applied_deltas == 8
             if has_checkpoint:
-                assert p._partition.storage.checkpointer is not None
-                await p._partition.storage.checkpointer.write()
+                assert p.internals().partition.storage.checkpointer is not None
+                await p.internals().partition.storage.checkpointer.write()
             offsets = [row_ack.offset for row_ack in published.row_acks()]
-            p._partition.storage.checkpointer = None  # no checkpoint is written at close
+            p.internals().partition.storage.checkpointer = None  # no checkpoint is written at close
             return frame, offsets
 
     async def second_session(frame: Batch, offsets: list[int | None]) -> None:
         async with open_propagator(disk) as p:
             assert p.recovery is not None
             assert (p.recovery.checkpoint is not None) is has_checkpoint
-            (grant, *_) = p._partition.pipeline.hello(5, "p", p._now())
+            (grant, *_) = claim_origins(p, 5, "p")
             assert duplicate_offsets(await resend_batch(p, frame, Sender("p"))) == offsets
             rows = [delta_with_id(number) for number in range(8)]
             other = encode_batch(rows, origin=frame.origin, base=1, epoch=grant.epoch, hybrid_time=3)
@@ -365,14 +365,14 @@ def test_crash_within_split_batch_lets_producer_resume() -> None:
     async def first_session(disk: SimDisk, seed: int) -> tuple[Batch, SimDisk]:
         async with open_logged(disk) as p:
             await p.publish(*map(delta_with_id, KNOWN_NUMBERS), ack_level=AckLevel.DURABLE)
-            frame = mixed_batch(p._partition.pipeline.hello(5, "p", p._now())[0].origin)
+            frame = mixed_batch(claim_origins(p, 5, "p")[0].origin)
             await resend_batch(p, frame, Sender("p"))
             await anyio.sleep(0.1)
             return frame, disk.crash(seed)
 
     async def second_session(frame: Batch, disk: SimDisk) -> None:
         async with open_logged(disk) as p:
-            (grant, *_) = p._partition.pipeline.hello(5, "p", p._now())
+            (grant, *_) = claim_origins(p, 5, "p")
             watermarks_found.add(grant.watermark)
             rest = frame
             if 0 < grant.watermark < 8:
@@ -413,7 +413,7 @@ def test_forwarded_split_batch_is_duplicate_at_target() -> None:
             source, target = nodes
             await source.forward_to(target)
             await source.p.publish(*map(delta_with_id, KNOWN_NUMBERS))
-            (grant, *_) = source.p._partition.pipeline.hello(5, "p", source.p._now())
+            (grant, *_) = claim_origins(source.p, 5, "p")
             frame = mixed_batch(grant.origin)
             published = (await resend_batch(source.p, frame, Sender("p"))).result()
             assert published.duplicates == DUPLICATES
@@ -426,7 +426,7 @@ def test_forwarded_split_batch_is_duplicate_at_target() -> None:
                 assert [node.resident.state("default", f"v{number}") is not None for number in range(8)] == [
                     True
                 ] * 8
-            (grant_at_target, *_) = target.p._partition.pipeline.hello(5, "p", target.p._now())
+            (grant_at_target, *_) = claim_origins(target.p, 5, "p")
             duplicate_offsets(await resend_batch(target.p, frame, Sender("p")))
             refusal = (
                 await resend_batch(

@@ -23,7 +23,7 @@ from delta_prop_wire.delta import (
 from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.state_rows import StateRow, encode_states
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 
 FAR_ORIGIN = make_origin(9, Priority.NORMAL)
 ONE, TWO, THREE = (bytes([number]) * 16 for number in (1, 2, 3))
@@ -200,7 +200,7 @@ def test_forwarder_is_acked_at_highest_local_level() -> None:
             receipt = forwarder.send_frame(batch, 5)
             assert receipt.state is OfferState.APPENDED
             assert (await receipt).level is AckLevel.DURABLE
-            assert p._partition.log.offset_at_level(AckLevel.DURABLE) == 1
+            assert p.internals().partition.log.offset_at_level(AckLevel.DURABLE) == 1
             assert (await forwarder.send_frame(batch, 5)).duplicate
 
     run_virtual(main)

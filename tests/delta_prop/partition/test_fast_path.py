@@ -23,7 +23,7 @@ from delta_prop_wire.delta import (
     sparse,
 )
 from delta_prop_wire.validate import common_columns_only
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch

@@ -21,14 +21,14 @@ from delta_prop.platform.world import real_world
 from delta_prop_broker.disk import FileRange
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.networks import HOST, LOOPS, plain_setup, receive, receive_all
+from tests.delta_prop.platform.networks import HOST, LOOPS, plain_setup, receive, receive_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from delta_prop.platform.ports import Network, Stream
-    from tests.delta_prop.networks import NetworkSetup
+    from tests.delta_prop.platform.networks import NetworkSetup
 
 SEND_FILE = os.sendfile
 ON_LOOPS = pytest.mark.parametrize("loop", LOOPS)

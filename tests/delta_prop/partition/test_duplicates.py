@@ -32,7 +32,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Nack, OriginClaim
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.pipeline_bench import Bench, batch_of
+from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
 BATCHES = 300
@@ -250,7 +250,7 @@ def test_unreadable_log_leaves_the_outcome_unknown(fault: str) -> None:
             producer = p.producer("me")
             for number in range(100):
                 await producer.publish(make_delta(f"v{number}"))
-            batch = p._partition.log.read(3, rows_max=1, bytes_max=1)[0].batch
+            batch = p.internals().partition.log.read(3, rows_max=1, bytes_max=1)[0].batch
             assert (await producer.send_frame(batch)).duplicates == {0: 3}
             if fault == "read":
                 disk.fail(lambda call: call.name == "read", times=None)

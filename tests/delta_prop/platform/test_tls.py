@@ -26,7 +26,7 @@ from delta_prop.platform.tls import TlsStream
 from delta_prop.platform.tls_contexts import client_context, server_context
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.networks import HOST, LOOPS, Files, files, receive, receive_all
+from tests.delta_prop.platform.networks import HOST, LOOPS, Files, files, receive, receive_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

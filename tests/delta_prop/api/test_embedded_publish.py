@@ -56,7 +56,7 @@ def test_cancelled_pending_offer_is_never_appended() -> None:
 
 def test_cancelled_queued_offer_is_never_appended() -> None:
     async def main(p: RecordedPropagator) -> None:
-        log: Any = p._partition.log
+        log: Any = p.internals().partition.log
         log.is_accepting = False
         receipts = [p.offer(make_delta(name)) for name in ("a", "b", "c")]
         assert {receipt.state for receipt in receipts} == {OfferState.QUEUED}
@@ -65,7 +65,7 @@ def test_cancelled_queued_offer_is_never_appended() -> None:
         assert receipts[1].state is OfferState.WITHDRAWN
         assert p.statistics().queue.depth == 2
         log.is_accepting = True
-        p._partition.pipeline.pump(anyio.current_time())
+        p.internals().partition.pipeline.pump(anyio.current_time())
         assert [receipt.state is OfferState.ACKNOWLEDGED for receipt in receipts] == [True, False, True]
         await p.settle()
         assert p.recorder.vector_ids == ["a", "c"]
@@ -136,7 +136,7 @@ def test_draft_waits_for_its_clock_and_logs_it() -> None:
         assert child.state is OfferState.PENDING
         await producer.publish(make_delta("second"))
         await child
-        assert p._partition.log.read(2, rows_max=1, bytes_max=1 << 20)[0].batch.clock == (second,)
+        assert p.internals().partition.log.read(2, rows_max=1, bytes_max=1 << 20)[0].batch.clock == (second,)
 
     run_propagator(main)
 

@@ -11,7 +11,7 @@ import pytest
 from delta_prop_broker.disk import FileRange
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_simulations.disk import SimDisk
-from tests.delta_prop.networks import HOST, NetworkSetup, net_setup, receive, receive_all
+from tests.delta_prop.platform.networks import HOST, NetworkSetup, net_setup, receive, receive_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

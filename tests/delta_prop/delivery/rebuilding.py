@@ -30,7 +30,7 @@ class History:
     """All batches of a service's log; the test reads them before the log drops them."""
 
     def __init__(self, p: Propagator) -> None:
-        self.log: Any = p._partition.log
+        self.log: Any = p.internals().partition.log
         self.batches: list[LoggedBatch] = []
 
     def read(self) -> None:

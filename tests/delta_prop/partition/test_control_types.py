@@ -20,8 +20,8 @@ from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import Writer, commit, open_log
+from tests.delta_prop.partition.test_forwarded_batches import FAR_ORIGIN, ForwardTarget, make_deltas
 from tests.delta_prop.server.test_forwarding import Node
-from tests.delta_prop.test_forwarded_batches import FAR_ORIGIN, ForwardTarget, make_deltas
 from tests.wire.control_batches import control_batch
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def test_service_continues_a_log_with_other_control_types(has_checkpoint: bool) 
             published = await p.producer("writer").publish(Delta(key, create([1.0]), "n"))
             await p.wait_visible(published)
             if not has_checkpoint:
-                p._partition.storage.checkpointer = None
+                p.internals().partition.storage.checkpointer = None
             assert published.offset is not None
-            return published.offset, dict(p._partition.pipeline.orderer.watermarks)
+            return published.offset, dict(p.internals().partition.pipeline.orderer.watermarks)
 
     first, watermarks = run_virtual(lambda: run_service(1, "a"))
     end = append_other_types(disk)
@@ -137,12 +137,12 @@ def test_forwarder_skips_other_control_types() -> None:
             a, b = nodes
             await a.write(2)
             for kind in (*OTHER_TYPES, 7):
-                logged = a.p._partition.pipeline.appender.log.append(
+                logged = a.p.internals().partition.pipeline.appender.log.append(
                     control_batch(control_row(kind)),
-                    lamport=a.p._partition.pipeline.appender.lamport + 1,
+                    lamport=a.p.internals().partition.pipeline.appender.lamport + 1,
                     source=Source.LOCAL,
                 )
-                a.p._partition.pipeline.appender.skip(logged)
+                a.p.internals().partition.pipeline.appender.skip(logged)
             await a.write(2)
             await a.forward_to(b)
             with anyio.fail_after(60):
