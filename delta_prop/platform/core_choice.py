@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
-from delta_prop_wire.core import VARIABLE, core_mode
+from delta_prop_wire.core import VARIABLE, Core, core_mode
 
-if os.environ.get(VARIABLE) != "general":  # then a core that cannot be imported does no harm
+
+@cache
+def _make_fast_core() -> Core:
     from delta_prop_wire.fast.fast_core import FastCore
 
-    core_mode.install(FastCore())
+    return FastCore()
+
+
+core_mode.install(_make_fast_core)
 core_mode.choose(os.environ.get(VARIABLE, "fast"))

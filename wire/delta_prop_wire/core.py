@@ -7,8 +7,8 @@ the same result. Importing `delta_prop` installs it, unless `DELTA_PROP_CORE=gen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -155,21 +155,31 @@ class CoreMode:
     step.
     """
 
-    __slots__ = ("_cores", "core", "is_fast")
+    __slots__ = ("_make_core", "core", "is_fast")
+    core: Core
 
     def __init__(self) -> None:
-        self._cores = {"general": Core()}
+        self._make_core: dict[str, Callable[[], Core]] = {"general": Core}
         self.choose("general")
 
-    def install(self, core: Core) -> None:
-        """Make a core available under the name `fast`."""
-        self._cores["fast"] = core
+    def install(self, make: Callable[[], Core]) -> None:
+        """Make a core available under the name `fast`; `make` returns it."""
+        self._make_core["fast"] = make
 
     def choose(self, name: str) -> None:
-        """Choose the core by its name. Raises UsageError."""
-        if name not in self._cores:
-            raise UsageError(f"{VARIABLE}={name!r:.40}: give {' or '.join(sorted(self._cores))}")
-        self.core, self.is_fast = self._cores[name], name == "fast"
+        """Choose the core by its name; it is made at its first use. Raises UsageError."""
+        if name not in self._make_core:
+            raise UsageError(f"{VARIABLE}={name!r:.40}: give {' or '.join(sorted(self._make_core))}")
+        self.is_fast = name == "fast"
+        with suppress(AttributeError):
+            del self.core
+
+    def __getattr__(self, name: str) -> Core:
+        """Make the core at its first use, since its import may take long."""
+        if name != "core":
+            raise AttributeError(name)
+        self.core = self._make_core["fast" if self.is_fast else "general"]()
+        return self.core
 
     @contextmanager
     def switched(self, name: str) -> Iterator[None]:

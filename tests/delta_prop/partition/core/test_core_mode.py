@@ -30,7 +30,7 @@ def test_environment_chooses_the_mode(value: str | None, expected: str) -> None:
 def test_switched_mode_ends_with_the_block() -> None:
     mode = CoreMode()
     assert not mode.is_fast
-    mode.install(FastCore())
+    mode.install(FastCore)
     mode.choose("fast")
     with mode.switched("general"):
         assert not mode.is_fast

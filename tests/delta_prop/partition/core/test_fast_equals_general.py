@@ -58,7 +58,7 @@ from tests.delta_prop.partition.core.drawn import (
 from tests.delta_prop.partition.pipeline_bench import Bench
 
 MODES = ("fast", "general")
-core_mode.install(FastCore())  # also if the environment chose the general core
+core_mode.install(FastCore)  # also if the environment chose the general core
 
 
 @pytest.mark.parametrize("described", DRAWN, ids=lambda described: described.__name__)
