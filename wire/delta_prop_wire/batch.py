@@ -34,9 +34,11 @@ from delta_prop_wire.layout import (
     PARENT,
     POSITION,
     POSITION_FORM,
+    SHORT_NAMES_BYTES,
     TAG,
     Column,
     read_names,
+    read_short_names,
 )
 from delta_prop_wire.lazy import lazy
 from delta_prop_wire.spec import (
@@ -522,7 +524,9 @@ class Batch:
 
     def _name_table(self, column: Column) -> tuple[str, ...]:
         raw = self.column(column)
-        return () if raw is None else read_names(bytes(raw))
+        if raw is None:
+            return ()
+        return read_short_names(bytes(raw)) if len(raw) <= SHORT_NAMES_BYTES else read_names(bytes(raw))
 
 
 @dataclass(slots=True, eq=False, init=False)

@@ -100,6 +100,9 @@ ENTRY_WIDTHS = {
 """Bytes per entry of the columns whose number of entries does not follow from the number of rows."""
 
 
+SHORT_NAMES_BYTES = 256
+
+
 def read_names(raw: bytes) -> tuple[str, ...]:
     """Read a table of names. Raises ValueError if it ends within an entry or a name is not UTF-8."""
     names, position = [], 0
@@ -112,11 +115,17 @@ def read_names(raw: bytes) -> tuple[str, ...]:
     return tuple(names)
 
 
+read_short_names = lru_cache(maxsize=1024)(read_names)
+"""Reads a table of up to `SHORT_NAMES_BYTES` once, since the same names arrive with many batches. Routing
+compares tables by identity.
+"""
+
+
 @lru_cache(maxsize=1024)
 def read_single_name(raw: bytes) -> tuple[str, ...] | None:
     """Return the name in a table of names, as a tuple; None unless the table is valid and holds one name."""
     try:
-        names = read_names(raw)
+        names = read_short_names(raw) if len(raw) <= SHORT_NAMES_BYTES else read_names(raw)
     except ValueError:
         return None
     return names if len(names) == 1 else None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from delta_prop.delivery import routing_table as table_module
 from delta_prop.delivery.routing_table import NO_ROWS, RoutingTable
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import Delta, create, delete, scale
 from delta_prop_wire.encode import encode_batch, encode_noop, encode_vectors
 from delta_prop_wire.spec import ErrorCode
@@ -21,7 +22,6 @@ from delta_prop_wire.topics import ALL, Topic
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from delta_prop_wire.batch import Batch
 
 DELTA = Delta("v-1", create([1.0]), "docs", topics=frozenset({"hot"}))
 
@@ -205,3 +205,9 @@ def _cost_us(table: RoutingTable[str], batches: Sequence[Batch]) -> float:
             table.plan(batch)
         spent.append(time.thread_time() - start_s)
     return min(spent) / len(batches) * 1e6
+
+
+def test_batches_with_the_same_namespaces_share_their_table() -> None:
+    rows = [Delta("a", create([1.0]), "docs")]
+    first, second = (Batch(encode_batch(rows, origin=16, base=base).raw) for base in (1, 2))
+    assert first.namespace_names is second.namespace_names
