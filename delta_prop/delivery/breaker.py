@@ -71,6 +71,7 @@ class Breaker:
         self._has_progressed = True
 
     def note_success(self) -> None:
+        """Note that a call applied all its rows."""
         self._failed_calls = 0
         if self.state is not BreakerState.CLOSED:
             self._successes += 1
@@ -84,6 +85,7 @@ class Breaker:
             self.state = BreakerState.PROBING
 
     def reset(self) -> None:
+        """Close the breaker, and forget all failures."""
         self.state = BreakerState.CLOSED
         self._failed_calls = self._successes = 0
         self._exhausted_at.clear()

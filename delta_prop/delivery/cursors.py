@@ -63,6 +63,7 @@ class CursorStore:
 
     @property
     def names(self) -> frozenset[str]:
+        """Names of all sinks that have a cursor, attached or not."""
         return frozenset(self._detached.keys() | self._attached.keys())
 
     @property
@@ -71,6 +72,7 @@ class CursorStore:
         return sorted(self._detached)
 
     def find(self, name: str) -> SavedCursor | None:
+        """Return the stored cursor of a detached sink; None if there is none."""
         return self._detached.get(name)
 
     def require(self, name: str) -> SavedCursor:
@@ -165,6 +167,7 @@ class AttachedCursor:
 
     @property
     def saved(self) -> SavedCursor:
+        """The cursor to store."""
         return self._feed.cursor.saved._replace(required=self.required, evictable=self.evictable)
 
     def needed_from(self) -> int:

@@ -83,14 +83,17 @@ class Feed:
 
     @property
     def name(self) -> str:
+        """Name of the sink."""
         return self.control.name
 
     @property
     def sink(self) -> Sink:
+        """The sink."""
         return self.invoker.sink
 
     @property
     def limits(self) -> FeedLimits:
+        """The limits of its mailbox, its calls and its quarantine."""
         return self.invoker.limits
 
     @property
@@ -100,18 +103,22 @@ class Feed:
 
     @property
     def reason(self) -> Refused | None:
+        """Why it has stopped; None while it has not."""
         return self.status.reason
 
     @property
     def has_ended(self) -> bool:
+        """True while nothing is delivered until an operator acts."""
         return self.status.has_ended
 
     @property
     def applied(self) -> int:
+        """The offset below which all rows are applied, quarantined, or match none of the sink's topics."""
         return self.cursor.applied
 
     @property
     def committed(self) -> int:
+        """The offset below which no row is redelivered after a crash of the sink."""
         return self.cursor.committed
 
     @property
@@ -121,6 +128,7 @@ class Feed:
 
     @property
     def is_catching_up(self) -> bool:
+        """True while the feed reads the log instead of getting pushes."""
         return self.inbox.is_catching_up
 
     @property
@@ -135,6 +143,7 @@ class Feed:
         return self.status.is_full or not self.status.has_ended
 
     def statistics(self) -> FeedStatistics:
+        """Return a snapshot."""
         quarantine, applied, counters = self.quarantine, self.cursor.applied, self.invoker.counters
         inbox, breaker, pending = self.inbox, self.control.backoff.breaker, self.status.rebuild
         ahead = self.deliverer.count_held_ahead(applied)
@@ -171,6 +180,7 @@ class Feed:
         )
 
     async def wait(self, offset: int, *, committed: bool = False) -> None:
+        """Wait until all rows below `offset` are applied (or committed). Raises Refused if the sink stops."""
         await self.cursor.wait(offset, committed=committed)
 
     # --- calls from the pipeline

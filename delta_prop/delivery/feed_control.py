@@ -47,6 +47,7 @@ class Backoff:
         self._probe_event = anyio.Event()
 
     def probe_now(self) -> None:
+        """End a wait for the next probe."""
         self._probe_event.set()
 
 
@@ -67,6 +68,7 @@ class FeedControl:
         self._log = log
 
     def stop(self, refusal: Refused, event: FeedEvent = FeedEvent.STOP) -> None:
+        """Stop delivering, and notify the waiters of this sink."""
         if self.lazy_progress and self.cursor.is_idle:
             self.become_idle()  # advances past rows that are not for this sink
         if self.status.end(event, refusal) and event is not FeedEvent.CLOSE:
@@ -78,6 +80,7 @@ class FeedControl:
         self.cursor.listener.note_progress()
 
     def stop_because(self, why: str) -> None:
+        """Stop delivering to a sink that failed."""
         self.stop(self.make_stop_refusal(why))
 
     def stop_full(self, why: str) -> None:
@@ -93,6 +96,7 @@ class FeedControl:
         self.stop(reasons.sink_detached(self.name), FeedEvent.CLOSE)
 
     def make_stop_refusal(self, why: str) -> Refused:
+        """Return the refusal of a sink that stops."""
         return reasons.sink_stopped(self.name, self.cursor.noted_applied, why)
 
     def pause(self) -> None:
@@ -101,6 +105,7 @@ class FeedControl:
         self.stop(reasons.sink_paused(self.name, self.cursor.noted_applied), FeedEvent.PAUSE)
 
     def resume(self) -> None:
+        """End a pause, or resume after a stop."""
         self.status.is_paused = False
         if self.status.state is FeedState.PAUSED:
             self._continue_and_probe()
@@ -138,6 +143,7 @@ class FeedControl:
         self.inbox.notify()
 
     def add_request(self, request: ReplayRequest) -> None:
+        """Queue a request to apply or drop quarantined deltas, or to move the cursor, between deliveries."""
         if self.status.state is FeedState.CLOSED and self.status.reason is not None:
             request.finish(self.status.reason)
             return

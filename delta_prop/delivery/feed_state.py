@@ -34,6 +34,7 @@ class PendingRebuild:
         self.request_number += 1
 
     def hold_from(self, offset: int) -> None:
+        """Note that the log must retain the rows from an offset on."""
         self._offset, self.is_holding = offset, True
 
     def begin(self, rows_total: int) -> None:
@@ -42,13 +43,16 @@ class PendingRebuild:
         self.has_begun, self.is_persistent, self.cursor_before = True, False, None
 
     def note_rows(self, count: int) -> None:
+        """Note that so many more rows of the snapshot are loaded."""
         self._rows_done += count
 
     def end(self) -> None:
+        """Note that the sink is complete as of the snapshot."""
         self.reason, self.has_begun = None, False
         self.rebuilds += 1
 
     def progress(self) -> RebuildProgress | None:
+        """Return the progress; None if no rebuild is requested."""
         if self.reason is None:
             return None
         return RebuildProgress(self.reason, self._offset, self._rows_done, self._rows_total)

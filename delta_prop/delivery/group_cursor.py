@@ -72,6 +72,7 @@ class GroupCursor:
 
     @property
     def stored(self) -> GroupPosition | None:
+        """Position that is stored on the disk."""
         return self._stored
 
     def release(self) -> None:
@@ -79,6 +80,7 @@ class GroupCursor:
         self._lock.release()
 
     def close(self) -> None:
+        """Store the cursor, and unlock the group. Raises OSError."""
         try:
             self.store()
         finally:

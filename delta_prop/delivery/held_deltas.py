@@ -31,18 +31,22 @@ class QuarantinedDelta:
 
     @property
     def offset(self) -> int:
+        """The offset of the delta in the log."""
         return self.logged.offset + self.row
 
     @property
     def is_blocked(self) -> bool:
+        """True if it waits for another delta."""
         return self.blocked_by != self.offset
 
     @property
     def vector(self) -> Vector:
+        """The namespace and vector id of the delta."""
         return self.logged.batch.namespaces[self.row], self.logged.batch.keys[self.row]
 
     @property
     def delta(self) -> Delta:
+        """The decoded delta."""
         return self.logged.batch.delta(self.row, self.logged.source)
 
     def names(self) -> Iterator[Name]:
@@ -68,6 +72,7 @@ class HeldDeltas:
         self._names: dict[Name, set[int]] = {}  # name of a parent -> the held offsets that it may mean
 
     def sorted_records(self) -> list[QuarantinedDelta]:
+        """Return all records, in log order."""
         return sorted(self.records.values(), key=lambda record: record.offset)
 
     def extra_bytes(self, logged: LoggedBatch) -> int:
@@ -75,6 +80,7 @@ class HeldDeltas:
         return 0 if logged.offset in self._batches else logged.batch.size
 
     def may_affect(self, logged: LoggedBatch) -> bool:
+        """Return False if no row of a batch is held, or can depend on a held delta."""
         batch = logged.batch
         parents = batch.parents
         return (
@@ -84,10 +90,12 @@ class HeldDeltas:
         )
 
     def first_offset_of(self, vector: Vector) -> int | None:
+        """Return the first held offset of a vector; None if none is held."""
         offsets = self._vectors.get(vector)
         return offsets[0] if offsets else None
 
     def add(self, record: QuarantinedDelta) -> None:
+        """Hold a delta, which is not held yet."""
         base = record.logged.offset
         self.records[record.offset] = record
         self.bytes += self.extra_bytes(record.logged)
@@ -98,6 +106,7 @@ class HeldDeltas:
             self._names.setdefault(name, set()).add(record.offset)
 
     def remove(self, offset: int) -> None:
+        """Remove a held delta; what it blocked may be blocked by another one from now on."""
         record = self.records.pop(offset)
         self.has_stale_blockers = True
         base = record.logged.offset
@@ -119,6 +128,7 @@ class HeldDeltas:
             del self.vector_ids[vector_id]
 
     def update_blockers(self) -> None:
+        """Update `blocked_by` of all records."""
         if not self.has_stale_blockers:
             return
         self.has_stale_blockers = False
@@ -145,10 +155,12 @@ class HeldDeltas:
 
 
 def parents_of(logged: LoggedBatch, row: int) -> tuple[Name, ...]:
+    """Return the names of the parents of one row."""
     return tuple(parent for parent_row, parent in logged.batch.parents if parent_row == row)
 
 
 def parents_by_row(logged: LoggedBatch) -> dict[int, tuple[Name, ...]]:
+    """Return the names of the parents of each row that has some."""
     named: dict[int, list[Name]] = {}
     for row, parent in logged.batch.parents:
         named.setdefault(row, []).append(parent)

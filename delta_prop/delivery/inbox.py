@@ -34,6 +34,7 @@ class Mailbox:
 
     @property
     def oldest_at(self) -> float:
+        """The arrival time of the first delivery."""
         return self._waiting[0][1]
 
     def put(self, delivery: Delivery, now: float) -> bool:
@@ -58,6 +59,7 @@ class Mailbox:
         return taken
 
     def clear(self) -> None:
+        """Drop all deliveries."""
         self._waiting.clear()
         self.delta_count = self.bytes = 0
 

@@ -54,6 +54,7 @@ class OperatorRequest:
     offsets: tuple[int, ...] = ()
 
     def matches(self, offset: int) -> bool:
+        """True if the delta rejected at `offset` is to be replayed or dropped."""
         return self.verb in ("replay", "drop") and (not self.offsets or offset in self.offsets)
 
 
@@ -133,6 +134,7 @@ def remove_request(disk: Disk, path: str) -> None:
 
 
 def forget_requests(disk: Disk, sink: str) -> None:
+    """Remove the requests for a sink that is forgotten. Raises OSError."""
     for path, request in read_requests(disk).items():
         if request is not None and request.sink == sink:
             remove_request(disk, path)

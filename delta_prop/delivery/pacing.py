@@ -75,6 +75,7 @@ class PacingGate:
         self._index_mailboxes()
 
     def remove(self, feed: Feed, now: float) -> None:
+        """Stop measuring a sink."""
         for gauge in [known for known in self._gauges.values() if known.feed is feed]:
             del self._gauges[gauge.name]
             self.pacer.release(gauge.name, now)
@@ -103,6 +104,7 @@ class PacingGate:
 
     @property
     def has_paced_mailboxes(self) -> bool:
+        """True if some sinks pace by their mailboxes, so that their progress matters."""
         return bool(self._mailbox_gauges)
 
     def note_progress(self, now: float) -> None:
@@ -190,6 +192,7 @@ class Gauge:
         return fill_ratio >= mark and self.mode() is not Mode.SUSPENDED
 
     def should_stop(self, fill_ratio: float, mark: float) -> bool:
+        """True if the resource is so empty that the sink stops pacing."""
         return fill_ratio < mark
 
     def fill_ratio(self) -> float:
@@ -241,6 +244,7 @@ class Gauge:
         return min(settings.rate_initial, (1 - settings.pacing_high_mark) * self._poll_depth()[1])
 
     def report(self, is_pacing: bool, fill_ratio: float) -> None:
+        """Log that the sink starts or stops pacing."""
         action = "paces" if is_pacing else "no longer paces"
         is_recent = is_pacing and self._samples and self._samples[-1][0] - self._reported_at < REPORT_S
         if is_pacing and not is_recent:
@@ -282,6 +286,7 @@ class MailboxGauge(Gauge):
         return False
 
     def update_credits(self, now: float) -> None:
+        """Set the credits to what is in flight."""
         assert self.credits is not None
         deltas, size = self.feed.in_flight
         self.credits.set_outstanding(deltas, size)

@@ -106,9 +106,11 @@ class Quarantine:
 
     @property
     def dropped_offsets(self) -> list[int]:
+        """The dropped offsets, in the order in which they were dropped."""
         return list(self._dropped.offsets)
 
     def records(self) -> list[QuarantinedDelta]:
+        """Return all held records, in log order."""
         self._held.update_blockers()
         return self._held.sorted_records()
 
@@ -121,6 +123,7 @@ class Quarantine:
         return next((records[offset] for offset in range(start, end) if offset in records), None)
 
     def first_offset_of(self, vector: Vector) -> int | None:
+        """Return the first held offset of a vector; None if none is held."""
         return self._held.first_offset_of(vector)
 
     def reject(self, logged: LoggedBatch, row: int, reason: str, at_us: int) -> bool:
@@ -176,6 +179,7 @@ class Quarantine:
         return HeldSplit(passed if passing else None, held, full_at)
 
     def replay(self, offset: int) -> None:
+        """Remove a delta that a replay has applied."""
         if offset in self._held.records:
             self._remove(offset)
         self.replayed += 1
@@ -187,6 +191,7 @@ class Quarantine:
         self.dropped += 1
 
     def forget(self, offset: int) -> None:
+        """Remove a delta that will be redelivered."""
         if offset in self._held.records:
             self._remove(offset)
         self.held_dependents -= 1
@@ -211,6 +216,7 @@ class Quarantine:
         self._held.has_stale_blockers = True
 
     def restore_dropped(self, offsets: Iterable[int]) -> None:
+        """Restore the offsets that were dropped in an earlier process."""
         for offset in offsets:
             self._note_dropped(offset)
 

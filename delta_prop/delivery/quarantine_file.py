@@ -93,6 +93,7 @@ class StoredQuarantine:
             self.dropped_offsets = {offset: None for offset in self.dropped_offsets if offset < end}
 
     def batches(self) -> dict[int, LoggedBatch]:
+        """Return the frames of all held deltas."""
         return {offset: _decode_frame(raw) for offset, raw in self.frames.items()}
 
     def apply_group(self, group: JournalGroup, epoch_end: EpochEnd) -> None:
@@ -132,6 +133,7 @@ def make_group(
 
 
 def quarantine_path(sink: str) -> str:
+    """Return the path of a sink's quarantine file."""
     stem = quote(sink, safe="", errors="surrogatepass")  # an operator may name any sink
     if len(stem) > _STEM_BYTES_MAX:  # longer than the names that file systems allow
         stem = blake2b(sink.encode(errors="surrogatepass"), digest_size=20).hexdigest()
@@ -208,6 +210,7 @@ class QuarantineFile:
         return _GROUP.pack(_MAGIC, number, len(payload), checksum) + payload
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

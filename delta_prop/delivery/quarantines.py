@@ -61,6 +61,7 @@ class QuarantineWriter:
 
     @property
     def is_dirty(self) -> bool:
+        """True if a change is not durable yet."""
         return bool(self.quarantine.touched) or self._failed
 
     async def write(self) -> None:
@@ -100,6 +101,7 @@ class QuarantineWriter:
         return quarantine.bytes + _RECORD_BYTES * (len(quarantine) + len(quarantine.dropped_offsets))
 
     async def close(self) -> None:
+        """Close the file."""
         self._must_rewrite = True
         await self._threads.run(self._file.close)
 
@@ -171,6 +173,7 @@ class Quarantines:
 
 
 def restore_quarantine(quarantine: Quarantine, stored: StoredQuarantine) -> None:
+    """Fill a quarantine with the content of a file."""
     batches = stored.batches()
     for offset, record in sorted(stored.held.items()):
         quarantine.restore(batches[record.frame], offset - record.frame, record.reason, record.at_us)

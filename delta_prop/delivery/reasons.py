@@ -14,6 +14,7 @@ REJECT_FIX = ": if other deltas would be applied, raise RejectDelta for this one
 
 
 def sink_stopped(name: str, applied: int, why: str) -> Refused:
+    """Return the refusal of a sink that stopped by itself, or because of a failure."""
     return Refused(
         ErrorCode.PROCESSING_FAILED,
         f"sink {name!r} has stopped at offset {applied}: {why}",
@@ -22,6 +23,7 @@ def sink_stopped(name: str, applied: int, why: str) -> Refused:
 
 
 def sink_ahead(name: str, sink_end: int, end: int, *, can_rebuild: bool) -> Refused:
+    """Return the refusal of a sink with deltas, up to `sink_end`, that the log, up to `end`, has lost."""
     fix = f"`rebuild({name!r})` or `delta-prop sinks rebuild {quote(name)} --data DIR` replaces its contents"
     if not can_rebuild:
         fix = "it cannot be rebuilt: detach it, and attach it with new storage of its own"
@@ -55,10 +57,12 @@ def cannot_be_rebuilt(name: str, first_offset: int) -> Refused:
 
 
 def sink_detached(name: str) -> Refused:
+    """Return the refusal of a sink that is being detached."""
     return Refused(ErrorCode.SHUTTING_DOWN, f"sink {name!r} is detached: attach it again")
 
 
 def sink_paused(name: str, applied: int) -> Refused:
+    """Return the refusal of a sink that an operator has paused."""
     return Refused(
         ErrorCode.PROCESSING_FAILED,
         f"sink {name!r} is paused at offset {applied}: resume it",
@@ -75,6 +79,7 @@ def call_stuck(apply_timeout_s: float) -> str:
 
 
 def quarantine_full(quarantine: Quarantine, offset: int) -> str:
+    """Return why a sink stops whose quarantine is full."""
     return (
         f"its quarantine is full ({len(quarantine)} of {quarantine.deltas_max} deltas, "
         f"{quarantine.bytes} of {quarantine.bytes_max} bytes), but offset {offset} belongs there "

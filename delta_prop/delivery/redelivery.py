@@ -47,6 +47,7 @@ class ReplayRequest:
         self._answered = anyio.Event()
 
     def finish(self, answer: ReplayResult | Refused) -> None:
+        """Set the result."""
         self._answer = answer
         self._answered.set()
 
@@ -81,6 +82,7 @@ class ReplayQueue:
         self.waiting = deque([*still_open, request])
 
     def finish_all(self, answer: Refused) -> None:
+        """Answer all requests: none will be carried out."""
         for request in self.waiting:
             request.finish(answer)
 
@@ -151,10 +153,12 @@ def contains_offset(delivery: Delivery, offset: int) -> bool:
 
 
 def row_numbers(delivery: Delivery) -> NDArray[np.intp]:
+    """Return the numbers of the rows in a delivery."""
     return np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
 
 
 def make_released_deliveries(records: Sequence[QuarantinedDelta]) -> list[Delivery]:
+    """Return released deltas, which are in log order, as deliveries, one for each batch."""
     batches: dict[int, tuple[LoggedBatch, list[int]]] = {}
     for record in records:
         batches.setdefault(record.logged.offset, (record.logged, []))[1].append(record.row)

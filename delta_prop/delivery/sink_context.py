@@ -40,10 +40,12 @@ class PartitionSinkContext:
 
     @property
     def log_id(self) -> bytes:
+        """Id of the log that deliveries come from."""
         return self._log.log_id
 
     @property
     def epoch(self) -> int:
+        """Epoch of that log."""
         return self._log.epoch
 
     @property
@@ -53,6 +55,7 @@ class PartitionSinkContext:
 
     @property
     def clock(self) -> Clock:
+        """Clock of elapsed and wall time."""
         return self._world.clock
 
     @property
@@ -63,6 +66,7 @@ class PartitionSinkContext:
         return self._threads
 
     def own_thread(self) -> AbstractAsyncContextManager[Threads]:
+        """Return a new thread that lasts as long as the scope."""
         return self._world.own_thread()
 
     def background_thread(self) -> AbstractAsyncContextManager[Threads]:
@@ -70,10 +74,12 @@ class PartitionSinkContext:
         return self._world.background_thread()
 
     def committed(self, next_offset: int) -> None:
+        """Note that the sink is durable up to this offset."""
         if self.feed is not None:
             self.feed.cursor.note_committed(next_offset)
 
     def dimension(self, namespace: str) -> int | None:
+        """Return the dimension of a namespace's vectors; None while it has none."""
         # With a log in memory, a sink that opens may hold vectors of an earlier log, and reports their
         # dimensions.
         if self.feed is None and self._log.ack_level is AckLevel.MEMORY:
@@ -85,6 +91,7 @@ class PartitionSinkContext:
         return self._partition.pipeline.appender.first_missing(watermarks)
 
     def rewind(self, offset: int) -> None:
+        """Redeliver from an offset. Raises Refused."""
         if offset < self._log.start_offset:
             raise Refused(ErrorCode.CURSOR_TOO_OLD, f"the log starts at offset {self._log.start_offset}")
         assert self.feed is not None

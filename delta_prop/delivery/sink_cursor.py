@@ -42,6 +42,7 @@ class OffsetWaiters:
             heapq.heappop(self._heap)[2].set()
 
     def wake_all(self) -> None:
+        """Wake all waiters: the mark will not advance any more."""
         for _, _, event in self._heap:
             event.set()
         self._heap.clear()
@@ -174,6 +175,7 @@ class SinkCursor:
         self.listener.note_progress()
 
     def wake_all(self) -> None:
+        """Wake all who wait: there will be no progress."""
         self.waiters.wake_all()
         self.commit_waiters.wake_all()
 

@@ -55,6 +55,7 @@ class FeedCounters:
     pulled: int = 0  # rows that were not pushed
 
     def restart_at(self, offset: int) -> None:
+        """Count rows from an offset on."""
         self.start = offset
         self.applied_deltas = self.quarantined = 0
 
@@ -81,6 +82,7 @@ class SinkInvoker:
 
     @property
     def deltas_per_call(self) -> int:
+        """Maximum number of deltas in a call."""
         default = self.limits.merge_deltas_max
         return max(default, self.sink.deltas_per_call) if self._takes_many else default  # type: ignore[attr-defined]
 
@@ -166,6 +168,7 @@ class SinkInvoker:
         await backoff.wait_probe(wait_s)
 
     def note_done(self, deliveries: Sequence[Delivery]) -> None:
+        """Count deliveries as applied."""
         counters, cursor = self.counters, self._control.cursor
         counters.deliveries += 1
         for delivery in deliveries:
@@ -215,6 +218,7 @@ class CallSize:
         self._rows_max: int | None = None  # None: no bound, since no recent call failed
 
     def split(self, deliveries: list[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
+        """Split deliveries into those of the next call, and the rest."""
         rows_left = self._rows_max
         if rows_left is None:
             return deliveries, []

@@ -337,6 +337,7 @@ class SinkManager:
         self._routing_table.subscribe(target, topics)
 
     def remove_target(self, target: RouteTarget) -> None:
+        """Stop offering batches to a target."""
         self._targets.pop(target, None)
         self._routing_table.unsubscribe(target)
 
@@ -361,6 +362,7 @@ class SinkManager:
         return head
 
     def cancel_overdue_calls(self, now: float) -> None:
+        """Cancel sinks' calls that exceed their time limit."""
         for runtime in self.runtimes.values():
             runtime.feed.cancel_overdue_call(now)
 
@@ -377,12 +379,15 @@ class SinkManager:
         return self.require(name).feed
 
     def list_names(self) -> Iterator[str]:
+        """Return the names of attached sinks other than subscriptions."""
         return (name for name, runtime in self.runtimes.items() if not isinstance(runtime.sink, Subscription))
 
     def statistics(self) -> dict[str, FeedStatistics]:
+        """Return a snapshot of each sink."""
         return {name: runtime.feed.statistics() for name, runtime in self.runtimes.items()}
 
     def format_states(self, names: Sequence[str]) -> str:
+        """Return the states of these sinks as text."""
         states = [self.runtimes[name].feed.statistics() for name in names if name in self.runtimes]
         return ", ".join(
             f"{feed.name!r} is {feed.state}, {feed.lag} deltas behind"

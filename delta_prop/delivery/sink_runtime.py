@@ -52,6 +52,7 @@ class SinkRuntime:
 
     @property
     def name(self) -> str:
+        """Name under which the sink is attached."""
         return self.feed.name
 
     async def run(self) -> None:

@@ -127,6 +127,7 @@ class Subscription:
         feed.control.close()
 
     async def aclose(self) -> None:
+        """Wake the iteration; there is nothing to close."""
         self.notify()
 
     def statistics(self) -> int:

@@ -429,6 +429,7 @@ class GroupMembership:
             self._groups.commit(self.group, offset, self._member)
 
     def leave(self) -> None:
+        """Leave the group."""
         if self.group is not None:
             self._groups.leave(self.group, self._member)
             self.group, self.standing_by = None, False

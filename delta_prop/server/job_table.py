@@ -123,6 +123,7 @@ class JobTable:
         return job
 
     def add(self, job: Job) -> None:
+        """Add a new job."""
         self.jobs[job.name] = job
         self.count_active()
 
@@ -132,6 +133,7 @@ class JobTable:
             raise limit_reached("attempts of parts", self.attempt_count, ATTEMPTS_MAX)
 
     def add_attempt(self, job: Job, head: PartHead) -> Attempt:
+        """Add a new attempt, without deltas, to a job."""
         path = path_of(stem_of(job.name), head.part, head.attempt)
         attempt = job.attempts[head.part, head.attempt] = Attempt(path, head)
         self.attempt_count += 1
@@ -158,6 +160,7 @@ class JobTable:
             attempt.counted_bytes = attempt.bytes
 
     def all_attempts(self) -> list[Attempt]:
+        """Return the attempts of all jobs."""
         return [attempt for job in self.jobs.values() for attempt in job.attempts.values()]
 
 

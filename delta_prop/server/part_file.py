@@ -180,6 +180,7 @@ def write_parts(files: JobFiles, work: Sequence[Work]) -> WriteResult:
 
 
 def close_files(attempts: Iterable[Attempt]) -> None:
+    """Close the files of attempts."""
     for attempt in attempts:
         _close(attempt)
 

@@ -91,18 +91,23 @@ class ServerStatus:
         return None if self.propagator is None else self.propagator.statistics()
 
     def counters(self) -> Counters | None:
+        """Return the counters of connections, if there are any."""
         return None if self.service is None else self.service.counters
 
     def job_counts(self) -> JobCounts | None:
+        """Return the counts of jobs, if there are any."""
         return None if self.service is None else self.service.job_counts
 
     def connections(self) -> list[dict[str, Any]]:
+        """Return each connection."""
         return [] if self.service is None else self.service.connections()
 
     def groups(self) -> list[dict[str, Any]]:
+        """Return each group of subscribers: its cursor, and whether it has a reader."""
         return [] if self.service is None else self.service.groups()
 
     def jobs(self) -> list[dict[str, Any]]:
+        """Return each job: its state and progress."""
         return [] if self.service is None else self.service.jobs()
 
 

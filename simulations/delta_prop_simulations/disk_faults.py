@@ -118,6 +118,7 @@ class Faults:
         self._rules.append(_Rule("crash", when, 1, moment=moment))
 
     def heal(self) -> None:
+        """Drop the planned faults."""
         self._rules.clear()
         self._matching.clear()
 

@@ -99,10 +99,12 @@ class SimThreads:
         self._host = host
 
     def new_thread(self) -> SimThread:
+        """Return one more worker."""
         return SimThread(self)
 
     @asynccontextmanager
     async def thread(self) -> AsyncIterator[SimThread]:
+        """Yield one worker for the duration of the scope."""
         yield self.new_thread()
 
     def draw_call(self) -> tuple[float, bool]:
@@ -161,6 +163,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
+        """True once the process has ended."""
         return self.ending is not None
 
     def end(self, ending: Ending) -> None:
@@ -207,6 +210,7 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
+        """True while a process runs here."""
         return self._running_process() is not None
 
     def world(self) -> World:
@@ -256,6 +260,7 @@ class Machine:
     # --- faults
 
     def kill(self) -> None:
+        """Kill the process with SIGKILL now."""
         if (process := self._running_process()) is not None:
             self._end(process, Ending.KILLED, self.disk.kill())
 

@@ -39,4 +39,5 @@ class Trace:
         self._hash.update(_TURN.pack(now, runnable))
 
     def digest(self) -> str:
+        """Return the hash so far."""
         return self._hash.hexdigest()

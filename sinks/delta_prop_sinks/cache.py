@@ -125,6 +125,7 @@ class CacheSink:
 
     @property
     def entries_max(self) -> int:
+        """Maximum number of entries."""
         return self._entries.entries_max
 
     @entries_max.setter
@@ -133,6 +134,7 @@ class CacheSink:
 
     @property
     def bytes_max(self) -> int:
+        """Maximum bytes of the entries."""
         return self._entries.bytes_max
 
     @bytes_max.setter
@@ -207,10 +209,12 @@ class CacheSink:
         self._fold_buffer.clear()
 
     def statistics(self) -> CacheStatistics:
+        """Return a snapshot of counts and sizes."""
         self._fold_buffered()
         return CacheStatistics(entries=len(self._entries.order), bytes=self._entries.size, **self._counts)
 
     def peek(self, namespace: str, vector_id: str) -> VectorState | None:
+        """Return the cached state, or None; loads nothing."""
         ref = (namespace, vector_id)
         entries = self._entries
         if ref not in entries.order:

@@ -34,9 +34,11 @@ class CacheEntries:
 
     @property
     def size(self) -> int:
+        """Bytes of tables and state objects."""
         return self._tables_bytes + self._states_bytes
 
     def clear(self) -> None:
+        """Drop all entries."""
         self.tables.clear()
         self.unsized.clear()
         self.order.clear()
@@ -52,6 +54,7 @@ class CacheEntries:
         return table
 
     def put(self, ref: Ref, state: VectorState) -> None:
+        """Add an entry with a state that has a key."""
         assert state.key is not None
         table = self.table(ref[0])
         slot = table.slot_of(ref[1])
@@ -60,6 +63,7 @@ class CacheEntries:
         self.order[ref] = None
 
     def drop(self, ref: Ref) -> None:
+        """Drop an entry."""
         del self.order[ref]
         self._release(ref)
 
@@ -106,6 +110,7 @@ class CacheEntries:
         return state
 
     def forget_state(self, ref: Ref) -> None:
+        """Drop the state object of an entry that has changed."""
         state = self.states.pop(ref, None)
         if state is not None:
             self._states_bytes -= _state_bytes(state)

@@ -121,6 +121,7 @@ class CallbackSink:
         await self._exit.aclose()
 
     def statistics(self) -> CallbackStatistics:
+        """Return a snapshot of the sink's numbers."""
         return CallbackStatistics(self._calls, self._failures, self._applied_offset, self._running)
 
     def _calls_for(self, deliveries: Sequence[Delivery]) -> Iterator[Call]:

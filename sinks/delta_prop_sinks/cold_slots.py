@@ -117,14 +117,18 @@ class ColdSlots(dict[str, int]):
         return (key for key, _ in self.items())
 
     def items(self) -> Any:
+        """Return all pairs, slot by slot."""
         return ((key, slot) for slot, key in enumerate(self._ids) if key is not None)
 
     def keys(self) -> Any:
+        """Return all ids, slot by slot."""
         return iter(self)
 
     def values(self) -> Any:
+        """Return all slots in use."""
         return (slot for _, slot in self.items())
 
 
 def hashes_of(keys: Sequence[str]) -> NDArray[np.uint32]:
+    """Return the hashes of many ids."""
     return np.array([hash_of(key) for key in keys], np.uint32)

@@ -55,10 +55,12 @@ class Entry:
 
     @property
     def offset(self) -> int:
+        """The delta's offset in the log."""
         return self.logged.offset + self.row
 
     @property
     def id(self) -> bytes | None:
+        """The delta's id, or None."""
         ids = self.logged.batch.ids
         return None if ids is None else ids[self.row]
 
@@ -187,6 +189,7 @@ class DeltaChain:
 
     @property
     def end_key(self) -> Key:
+        """The key of the last delta."""
         return self.entries[-1].key if self.entries else self.base.key
 
     def count_ignored(self) -> None:
@@ -296,6 +299,7 @@ class BatchReferences:
             self.size += batch.size
 
     def drop(self, entries: Iterable[Entry]) -> None:
+        """Drop the references of these deltas to their batches."""
         uses = self._uses
         for entry in entries:
             batch = entry.logged.batch
@@ -307,6 +311,7 @@ class BatchReferences:
                 self.size -= batch.size
 
     def clear(self) -> None:
+        """Drop all references."""
         self._uses.clear()
         self.size = 0
 
@@ -328,9 +333,11 @@ class DeltaChains:
 
     @property
     def size(self) -> int:
+        """Approximate bytes of all chains, batches included."""
         return self._bytes + self._batches.size
 
     def get(self, ref: Ref) -> DeltaChain | None:
+        """Return the chain of a vector, or None."""
         return self._chains.get(ref)
 
     def note(self, ref: Ref, entry: Entry, base: ChainBase | None, now: float) -> DeltaChain:
@@ -352,6 +359,7 @@ class DeltaChains:
         self._batches.hold(batch, count)
 
     def start(self, ref: Ref, chain: DeltaChain, now: float) -> DeltaChain:
+        """Replace a vector's chain."""
         self.forget(ref)
         self._chains[ref] = chain
         self._bytes += chain.size
@@ -372,11 +380,13 @@ class DeltaChains:
         return True
 
     def add_savepoint(self, chain: DeltaChain, count: int, state: ChainBase) -> None:
+        """Add a savepoint to a chain."""
         before = chain.size
         chain.add_savepoint(count, state)
         self._bytes += chain.size - before
 
     def forget(self, ref: Ref) -> None:
+        """Drop a vector's chain."""
         chain = self._chains.pop(ref, None)
         if chain is not None:
             self._bytes -= chain.size
@@ -397,6 +407,7 @@ class DeltaChains:
             self.forget(ref)
 
     def clear(self) -> None:
+        """Drop all chains."""
         self._chains.clear()
         self._batches.clear()
         self._bytes = 0

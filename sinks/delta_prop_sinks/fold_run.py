@@ -68,6 +68,7 @@ class FoldRun:
         """Return None: no row has metadata."""
 
     def rows(self) -> Iterator[tuple[LoggedBatch, int]]:
+        """Yield each row with its batch."""
         for delivery in self.deliveries:
             logged = delivery.logged
             for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
@@ -75,10 +76,12 @@ class FoldRun:
 
     @lazy
     def batches(self) -> list[Batch]:
+        """The batches of the deliveries."""
         return [delivery.logged.batch for delivery in self.deliveries]
 
     @lazy
     def keys(self) -> list[str]:
+        """Vector ids, row by row."""
         if self.has_all_rows:
             return [key for batch in self.batches for key in batch.keys]
         return [logged.batch.keys[row] for logged, row in self.rows()]
@@ -101,6 +104,7 @@ class FoldRun:
 
     @lazy
     def values(self) -> NDArray[np.float32]:
+        """Numbers, row by row."""
         if self._last_columns is not None:
             numbers: NDArray[np.float32] = self._last_columns.view(F32)[
                 :, -self._padded_width : self.values_per_row - self._padded_width or None
@@ -110,12 +114,14 @@ class FoldRun:
 
     @lazy
     def indices(self) -> NDArray[np.uint32]:
+        """Positions of the numbers in their vectors, row by row."""
         if self._last_columns is not None:
             return self._last_columns[:, : self.values_per_row]
         return self._concatenate([batch.indices for batch in self.batches])
 
     @lazy
     def highest_index(self) -> int:
+        """An upper bound of all indices."""
         if len(self.deliveries) == 1:
             return self.batches[0].highest_index
         return int(np.maximum.reduce(self.indices, axis=None, initial=0))
@@ -229,6 +235,7 @@ class FoldBuffer:
         self.clear()
 
     def clear(self) -> None:
+        """Empty the buffer: its rows are folded or invalid."""
         self._runs.clear()
         self._last = None
         self.row_count = self._bytes = 0
@@ -276,12 +283,14 @@ class FoldedRange:
         self._start = self._end = 0
 
     def note(self, delivery: Delivery, next_offset: int) -> None:
+        """Add a folded delivery that ends at `next_offset`."""
         if delivery.rows is None and delivery.end is None and not delivery.redelivered:
             if delivery.logged.offset != self._end:
                 self._start = delivery.logged.offset
             self._end = next_offset
 
     def has_all_of(self, delivery: Delivery) -> bool:
+        """True if all rows of a delivery are in the range."""
         start, end = delivery.first_offset, delivery.next_offset
         return self._start <= start and end <= self._end and not delivery.redelivered
 

@@ -58,6 +58,7 @@ class ForwardSink:
         self._link.begin(context.log_id)
 
     async def background(self) -> None:
+        """Keep the connection up."""
         await self._link.run()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -99,4 +100,5 @@ class ForwardSink:
         """Do nothing: the connection ends with `background`."""
 
     def statistics(self) -> ForwardStatistics:
+        """Return a snapshot."""
         return ForwardStatistics(self._forwarded, self._link.statistics())

@@ -63,6 +63,7 @@ class GraphPart:
         ]
 
     def encode(self) -> tuple[dict[str, object], list[bytes | memoryview]]:
+        """Return the part's entry in the header, and its sections."""
         table = self.hnsw_rows.table
         ids = [str(table.ids[slot]).encode() for slot in self.slots.tolist()]
         sections: list[bytes | memoryview] = [

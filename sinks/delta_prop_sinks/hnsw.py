@@ -30,6 +30,7 @@ class GraphError(Exception):
 
 
 def require_usearch() -> None:
+    """Raise UsageError if usearch is not installed."""
     try:
         import usearch.index  # noqa: F401
     except ImportError as error:
@@ -61,6 +62,7 @@ class Graph:
 
     @property
     def size(self) -> int:
+        """Bytes of memory that the library has allocated."""
         return int(self._index.memory_usage)
 
     def add(self, numbers: NDArray[np.uint64], rows: NDArray[np.floating[Any]], threads: int = 1) -> None:

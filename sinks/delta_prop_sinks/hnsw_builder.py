@@ -409,6 +409,7 @@ class HnswBuilder:
 
     @property
     def unindexed_rows(self) -> int:
+        """Rows that wait to enter a graph."""
         return sum(rows.unindexed_rows for rows in self.rows_by_namespace.values())
 
     @property
@@ -417,9 +418,11 @@ class HnswBuilder:
         return self.settings.unindexed_rows_max + self._excess
 
     def backlog(self) -> Backlog:
+        """Return the number of unindexed rows and its limit."""
         return Backlog(self.unindexed_rows, self.unindexed_rows_max, self._excess)
 
     def statistics(self) -> HnswStatistics:
+        """Return a snapshot."""
         all_rows = self.rows_by_namespace.values()
         return HnswStatistics(
             indexed_rows=sum(rows.indexed_rows for rows in all_rows),

@@ -67,6 +67,7 @@ class Generation:
 
     @property
     def tombstones(self) -> int:
+        """Nodes that represent no row."""
         return self.node_count - self.live_count
 
 
@@ -188,6 +189,7 @@ class HnswRows:
         self._recent_position = (self._recent_position + len(slots)) % len(self._recent)
 
     def mark_unindexed(self) -> None:
+        """Mark all vectors that no node represents as unindexed."""
         self._grow()
         slots = (self.table.forms[: self.table.used] == VECTOR).nonzero()[0]
         self._set_unindexed(slots[self._nodes[slots] < 0], True)
@@ -359,10 +361,12 @@ class HnswRows:
 
     @property
     def indexed_rows(self) -> int:
+        """Rows that a node represents."""
         return self.base.live_count + (self.young.live_count if self.young else 0)
 
     @property
     def tombstones(self) -> int:
+        """Nodes that represent no row."""
         return self.base.tombstones + (self.young.tombstones if self.young else 0)
 
     @property

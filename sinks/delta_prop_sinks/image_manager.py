@@ -85,6 +85,7 @@ class ImageManager:
                 return count
 
     def note_written(self, rows: int) -> None:
+        """Count rows written to the file; set `image_due` if an image is due."""
         self._rows_written += rows
         if self._is_due(_SHARE_CHANGED):
             self.image_due.set()
@@ -133,9 +134,11 @@ class ImageManager:
         self._ready_image, self.state = None, "none"
 
     def end_rebuild(self) -> None:
+        """Count all rows as written."""
         self.note_written(sum(len(table.slots) for table in self._resident.tables.values()))
 
     async def note_named(self, name: ImageName, thread: Threads) -> None:
+        """Note that the storage file names the image; remove older ones."""
         if self._ready_image is name:
             self._ready_image = None
         self.state = "written"

@@ -292,12 +292,15 @@ class IndexSink:
         return Cursor(context.log_id, context.epoch, self.resident.next_offset)
 
     def dimensions(self) -> dict[str, int]:
+        """Return the dimension of each namespace of which a vector was resident."""
         return self.resident.dimensions()
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
+        """Return a vector's last dot and True if it is alive; None if it is not resident."""
         return self.resident.head(namespace, vector_id)
 
     def statistics(self) -> IndexStatistics:
+        """Return a snapshot of the index's numbers."""
         resident = self.resident.statistics()
         hnsw = None if self._builder is None else self._builder.statistics()
         tables = self.resident.tables.values()

@@ -128,6 +128,7 @@ class JsonLinesSink:
             self._release()
 
     def statistics(self) -> JsonLinesStatistics:
+        """Return a snapshot of the sink's numbers."""
         return JsonLinesStatistics(self._next_offset, self._lines, self._bytes, self._duplicates)
 
     def _recover(self) -> _LastLine:

@@ -29,6 +29,7 @@ class Pace:
 
     @property
     def is_due(self) -> bool:
+        """True if a pause is due."""
         return self._clock.now() - self._since >= WORK_S
 
     async def yield_to_others(self) -> None:

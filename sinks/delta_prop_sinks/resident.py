@@ -94,6 +94,7 @@ class ResidentVectors:
 
     @property
     def lamport(self) -> int:
+        """The highest Lamport number that was folded."""
         return self.progress.lamport
 
     @property
@@ -103,6 +104,7 @@ class ResidentVectors:
 
     @property
     def complete(self) -> bool:
+        """True if all vectors are in memory, none only in the store."""
         return self.residency.complete
 
     @property
@@ -139,6 +141,7 @@ class ResidentVectors:
 
     @property
     def pinned(self) -> bool:
+        """True if no row may be evicted."""
         return self.residency.is_pinned
 
     @property
@@ -171,9 +174,11 @@ class ResidentVectors:
         return state_of(table, slot)
 
     def dimensions(self) -> dict[str, int]:
+        """Return the dimension of each namespace of which a vector was resident."""
         return {name: table.dimension for name, table in self.tables.items() if table.dimension}
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
+        """Return a vector's last dot and True if it is alive; None if it is not resident."""
         state = self.state(namespace, vector_id)
         if state is None or state.key is None:
             return None
@@ -187,6 +192,7 @@ class ResidentVectors:
                     yield namespace, vector_id, state_of(table, slot)
 
     def statistics(self) -> ResidentStatistics:
+        """Return a snapshot of counts and sizes."""
         refolding = self._refolder
         return ResidentStatistics(
             vectors=sum(int(np.count_nonzero(table.forms)) for table in self.tables.values()),
@@ -492,6 +498,7 @@ class ResidentVectors:
         self._tables.load_states(rows)
 
     def swap_in_staged(self) -> None:
+        """Replace all tables by the staged ones, atomically."""
         if self._tables.staged is not None:
             incoming, self._tables.staged = self._tables.staged, None
             self._swap_tables(incoming)
@@ -509,6 +516,7 @@ class ResidentVectors:
     # --- the store's side
 
     def missing(self, deliveries: Iterable[Delivery]) -> list[Ref]:
+        """Return the vectors that deliveries touch and that are not in memory, but may be in the store."""
         return [] if self.residency.complete else missing_vectors(self.tables, deliveries)
 
     def take_touched(self) -> dict[VectorTable, None]:

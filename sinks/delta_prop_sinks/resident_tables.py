@@ -70,13 +70,16 @@ class FoldProgress:
         return is_another
 
     def note_lamport(self, lamport: int) -> None:
+        """Note a Lamport number that is folded."""
         self.lamport = max(self.lamport, lamport)
 
     def restart(self, log_id: bytes, next_offset: int, lamport: int) -> None:
+        """Note that the vectors are the fold of all deltas of this log below `next_offset`."""
         self.log_id, self.next_offset, self.lamport = log_id, next_offset, lamport
         self.lamport_before_log = 0
 
     def notify_watchers(self) -> None:
+        """Call all watchers."""
         for notify in self.watchers:
             notify()
 
@@ -96,6 +99,7 @@ class Residency:
 
     @property
     def is_pinned(self) -> bool:
+        """True if no row may be evicted."""
         return self._pins > 0 or not self.stored
 
     def pin(self, bytes_max: int) -> None:
@@ -105,6 +109,7 @@ class Residency:
         self._pins += 1
 
     def unpin(self) -> None:
+        """Undo one `pin`."""
         self._pins -= 1
 
     def begin_partial(self, bytes_max: int) -> None:
@@ -114,6 +119,7 @@ class Residency:
         self.complete = False
 
     def note_evicted(self, rows: int) -> None:
+        """Count evicted rows."""
         self.evicted += rows
         self.complete = self.complete and not rows
 
@@ -131,12 +137,14 @@ class VectorRebuild:
         self._context: SinkContext | None = None  # of the sink that rebuilds
 
     def begin(self, context: SinkContext) -> bool:
+        """Begin a rebuild by this sink; False if another sink rebuilds the vectors."""
         if self._context is not None and self._context is not context:
             return False
         self._context, self.is_running = context, True
         return True
 
     def is_by(self, context: SinkContext) -> bool:
+        """True if this sink rebuilds the vectors."""
         return self._context is context
 
     def abandon(self) -> None:
@@ -144,6 +152,7 @@ class VectorRebuild:
         self._context = None
 
     def end(self) -> None:
+        """End the rebuild."""
         self._context, self.is_running = None, False
         self.count += 1
 
@@ -212,6 +221,7 @@ class ResidentTables:
 
     @property
     def size(self) -> int:
+        """Bytes of the rows, or of the staged rows while there are any."""
         if self.staged is not None:
             return sum(table.size for table in self.staged.values())
         for table in self._unsized:  # only the tables touched since, because there may be many tables
@@ -255,6 +265,7 @@ class ResidentTables:
         return touched
 
     def replace(self, tables: dict[str, VectorTable]) -> None:
+        """Replace all tables, atomically."""
         self.by_namespace, self.touched = tables, {}
         self.version += 1
         self._size, self._unsized = 0, set(tables.values())

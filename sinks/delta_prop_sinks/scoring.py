@@ -75,6 +75,7 @@ def refresh_norms(table: VectorTable, rows: NDArray[np.intp] | None = None) -> N
 
 
 def median_norm(table: VectorTable) -> float:
+    """Return the median norm of a namespace's vectors."""
     if table.median_norm is None:
         norms = table.norms[: table.used][table.forms[: table.used] == VECTOR]
         table.median_norm = float(np.median(norms)) if len(norms) else 0.0

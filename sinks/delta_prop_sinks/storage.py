@@ -322,6 +322,7 @@ class StorageSink:
             )
 
     def statistics(self) -> StorageStatistics:
+        """Return a snapshot of the sink's numbers."""
         return StorageStatistics(
             applied_offset=self._applied_offset,
             committed_offset=self._committed_offset,
@@ -352,9 +353,11 @@ class StorageSink:
         return state if state is not None or not rows else rows[0].state
 
     def dimensions(self) -> dict[str, int]:
+        """Return the dimension of each namespace of which a vector was resident."""
         return self.resident.dimensions()
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
+        """Return a vector's last dot and True if it is alive; None if it is not resident."""
         return self.resident.head(namespace, vector_id)
 
     async def rows(self) -> AsyncIterator[tuple[str, str, VectorState]]:

@@ -369,6 +369,7 @@ class StorageFile:
 
     @property
     def wal_bytes(self) -> int:
+        """The size of the write-ahead log."""
         try:
             return self.path.with_name(self.path.name + "-wal").stat().st_size
         except FileNotFoundError:

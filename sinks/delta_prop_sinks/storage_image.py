@@ -135,6 +135,7 @@ class TableColumns:
 
 
 def new_image_name() -> bytes:
+    """Return 16 random bytes as a unique name."""
     return os.urandom(16)
 
 
@@ -310,6 +311,7 @@ class ImageLoader:
 
 
 def put_block(table: VectorTable, block: Block) -> None:
+    """Set new or existing vectors to the rows of a block."""
     block = block.fit_to(table.dimension)
     if block.vectors is not None and table.dimension is None:
         table.fix_dimension(block.vectors.shape[1])

@@ -122,6 +122,7 @@ class DirtyRows:
         self._table.flags[self._slots] &= ~np.uint8(IN_FLIGHT)
 
     def note_failed(self) -> None:
+        """Mark the rows dirty, as before."""
         flags = self._table.flags
         flags[self._slots] = flags[self._slots] & ~np.uint8(IN_FLIGHT) | DIRTY
 

@@ -68,6 +68,7 @@ class VectorHistory:
 
     @property
     def entries(self) -> Iterable[Entry]:
+        """The collected deltas."""
         return self._entries.values()
 
     def add(self, logged: LoggedBatch, row: int) -> bool:
@@ -158,6 +159,7 @@ def _base_of(state: VectorState) -> ChainBase:
 
 
 def base_at(table: VectorTable, slot: int) -> ChainBase:
+    """Return a slot's content as a base to fold from."""
     form = int(table.forms[slot])
     return ChainBase(
         table.head(slot)[:3],

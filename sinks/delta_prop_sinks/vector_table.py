@@ -66,6 +66,7 @@ class Misfit(Exception):
 
 
 def unknown_kind(kind: int) -> Misfit:
+    """Return the error for a delta of a later version."""
     return Misfit(f"operation kind {kind} is unknown here: upgrade, then replay it")
 
 
@@ -108,6 +109,7 @@ class VectorTable:
 
     @property
     def size(self) -> int:
+        """Bytes that the rows take."""
         return _TABLE_BYTES + len(self.slots) * (SLOT_BYTES + 4 * (self.dimension or 0)) + self.extra_bytes
 
     def slots_of(self, keys: Sequence[str]) -> NDArray[np.intp]:
@@ -206,6 +208,7 @@ class VectorTable:
         return slot
 
     def release(self, slot: int) -> None:
+        """Drop a vector; its slot becomes free for another vector."""
         key = self.ids[slot]
         assert key is not None
         self.releases += 1
@@ -232,6 +235,7 @@ class VectorTable:
         _HEAD.pack_into(self._head_bytes, slot * _HEAD.size, *_NO_HEAD)
 
     def fix_dimension(self, dimension: int) -> None:
+        """Set the dimension, and allocate the matrix. Called once."""
         assert self.dimension is None
         self.dimension = dimension
         self.matrix = np.zeros((len(self.heads), dimension), np.float32)
@@ -267,6 +271,7 @@ class VectorTable:
             self.patch(slot, patch)
 
     def count_ignored(self, slot: int) -> None:
+        """Count a delta without effect."""
         self.ignored[slot] = self.ignored.get(slot, 0) + 1
 
     def patch(self, slot: int, patch: dict[str, Any]) -> None:
@@ -346,6 +351,7 @@ class VectorTable:
             self.extra_bytes += size
 
     def clear(self, slot: int) -> None:
+        """Make a slot a tombstone."""
         self.forms[slot] = ABSENT
         self._drop_extras(slot)
 
@@ -485,6 +491,7 @@ class VectorTable:
 
 
 def state_of(table: VectorTable, slot: int) -> VectorState:
+    """Return a slot's state as an independent value."""
     form = int(table.forms[slot])
     return VectorState(
         alive=form != ABSENT,
@@ -497,6 +504,7 @@ def state_of(table: VectorTable, slot: int) -> VectorState:
 
 
 def vector_of(table: VectorTable, slot: int) -> NDArray[np.float32]:
+    """Return a copy of a slot's vector."""
     if table.forms[slot] == OTHER_DIMENSION:
         return np.frombuffer(table.data[slot], "<f4").astype(np.float32)
     assert table.matrix is not None
@@ -515,6 +523,7 @@ def restore(table: VectorTable, slot: int, state: VectorState | ChainBase) -> No
 
 
 def put(table: VectorTable, vector_id: str, stored: VectorState | ChainBase, offset: int) -> None:
+    """Set a new or existing vector to a stored state."""
     assert stored.key is not None, "the state has no key of a last delta"
     slot = table.slot_of(vector_id)
     restore(table, slot, stored)
@@ -559,10 +568,12 @@ def to_signed(origin: int) -> int:
 
 
 def to_unsigned(number: int) -> int:
+    """Return the inverse of `to_signed`."""
     return number & _U64
 
 
 def estimate_bytes(value: Any) -> int:
+    """Return the approximate bytes of a JSON value in memory."""
     if isinstance(value, str):
         return 50 + len(value)
     if isinstance(value, dict):

@@ -163,15 +163,18 @@ class Retention:
         return self._compressor.is_running or self.planner.is_running
 
     def take_compaction(self) -> Compaction | None:
+        """Return the next compaction into a snapshot; None if there is none, or one is running."""
         seen_us, synced = self._clock.poll(), self._marks.synced
         return self.planner.take_compaction(
             self._segments, seen_us=seen_us, readable=synced, held_bytes=self.bytes
         )
 
     def take_compression(self) -> SegmentCompression | None:
+        """Return the compression of the next sealed segment; None if there is none. Raises OSError."""
         return self._compressor.take(self._marks.synced)
 
     def finish_compression(self, compression: SegmentCompression, *, retry: bool) -> None:
+        """Finish a compression whose steps and `close` have run. `retry`: it failed, and may be retried."""
         removed, saved_bytes = self._compressor.finish(compression, retry=retry)
         self.bytes -= saved_bytes
         if removed is not None:

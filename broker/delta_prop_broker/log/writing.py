@@ -311,6 +311,7 @@ class GroupCommits:
 
     @property
     def cacheable_bytes(self) -> int | None:
+        """Bytes that a commit would copy into the page cache; None if it would do more, or nothing."""
         queue = self._queue
         writes = queue.writes
         if self._running is not None or queue.wants_sync or queue.removed_segments or not writes:
@@ -321,6 +322,7 @@ class GroupCommits:
         return queue.unwritten_bytes if len(writes) == 1 or all_have_files(writes) else None
 
     def take(self, *, sync: bool) -> Commit | None:
+        """Return the next commit; None if there is no work, or one is running. `sync`: it syncs all rows."""
         queue, marks = self._queue, self._marks
         if self._running is not None or self._recovery_point is None:
             return None
@@ -344,6 +346,7 @@ class GroupCommits:
         return self._running
 
     def finish(self, commit: Commit) -> None:
+        """Advance the marks, once `run` of the commit has returned."""
         assert commit is self._running, "another commit is running: finish that one"
         self._running = None
         self._queue.removed_count += len(commit.removed)
@@ -351,6 +354,11 @@ class GroupCommits:
         self._note_written(commit.end, commit.synced, frames, size, commit.free_bytes)
 
     def write_to_cache(self, bytes_max: int) -> bool:
+        """Copy the pending bytes, if up to `bytes_max`, into the page cache now, instead of a commit.
+
+        Returns False if they are more, if only a commit can write them, or if nothing is pending. Raises
+        OSError.
+        """
         size, recovery_point, queue, marks = (
             self.cacheable_bytes, self._recovery_point, self._queue, self._marks,
         )  # fmt: skip
@@ -487,6 +495,7 @@ class LogAppender:
         return logged
 
     def roll(self) -> bool:
+        """Seal the last segment with the next commit if it is old; return True if so."""
         last = self._segments.last
         if last is None or not last.size:
             return False
@@ -497,12 +506,14 @@ class LogAppender:
 
     @property
     def active_segment_start(self) -> int:
+        """The first offset of the active segment; `next_offset` while that segment is empty."""
         last = self._segments.last
         if last is None or last.index is None or not last.size:
             return self._marks.next_offset
         return last.base
 
     def position(self) -> Position:
+        """Return the end of the log now, for a checkpoint; usable once `synced` has reached it."""
         last, end = self._segments.last, self._marks.next_offset
         if last is None or last.index is None or not last.size:
             return Position(end, self._chain_crc)

@@ -83,6 +83,7 @@ class SnapshotFacts:
 
 
 def snapshot_path(directory: str, offset: int) -> str:
+    """Return the path of the snapshot at this offset."""
     return f"{directory}/{offset:0{NAME_DIGITS}d}{SUFFIX}"
 
 

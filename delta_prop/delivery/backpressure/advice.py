@@ -68,6 +68,7 @@ class Advice:
         return wait_s if wait_s > _WAIT_S_MIN else 0.0
 
     def spend(self, delta_count: int, now: float) -> None:
+        """Charge the bucket for the deltas sent."""
         if self.rate is not None:
             self._refill(now)
             self._tokens -= delta_count

@@ -57,6 +57,7 @@ class BusyLoop(VirtualLoop):
         self._timer_delay, self._random = timer_delay, random
 
     def advance(self, seconds: float) -> None:
+        """Advance the time during the running task."""
         self._now += seconds
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[override]

@@ -47,6 +47,7 @@ class Calibration:
         return distributions[kind]
 
     def to_text(self) -> str:
+        """Return the text of the file."""
         sinks = {
             name: {kind: distribution.to_json() for kind, distribution in distributions.items()}
             for name, distributions in self.sinks.items()

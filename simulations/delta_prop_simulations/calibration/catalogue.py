@@ -45,6 +45,7 @@ class SinkRig(RealRig):
         self._propagator = propagator
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
+        """Measure some calls of each size."""
         for size, count in CALLS_BY_SIZE.items():
             for _ in range(count):
                 samples.add(CALL, size, await self.call(self._propagator, next(self._calls[size])))

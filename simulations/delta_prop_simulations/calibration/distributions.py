@@ -136,6 +136,7 @@ class Samples:
         durations += [max(duration, 0.0) for duration in seconds]
 
     def distributions(self) -> dict[str, Distribution]:
+        """Return the distribution of each kind."""
         return {
             kind: Distribution.of(by_size, delta_bytes=self._delta_bytes)
             for kind, by_size in self._seconds.items()

@@ -32,12 +32,14 @@ class Observation:
     seconds: float = 0.0
 
     def add(self, other: Observation) -> None:
+        """Add the results of another run."""
         self.lags_s += other.lags_s
         self.deltas += other.deltas
         self.seconds += other.seconds
 
     @property
     def rate(self) -> float:
+        """The number of deltas applied per second."""
         return self.deltas / self.seconds if self.seconds else 0.0
 
     def lag_s(self, share: float) -> float:
@@ -75,6 +77,7 @@ class Stopwatch:
         self._start_offset, self._started_at = self._applied, self.now()
 
     def end(self) -> Observation:
+        """End the observation and return it."""
         observation = self._observation
         assert observation is not None
         observation.seconds = self.now() - self._started_at
@@ -173,5 +176,6 @@ class RealRig(Rig):
 
 
 def poisson(random: Random, rate_per_s: float) -> Iterator[float]:
+    """Yield the seconds between independent arrivals."""
     while True:
         yield random.expovariate(rate_per_s)

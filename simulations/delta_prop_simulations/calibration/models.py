@@ -65,6 +65,7 @@ class Draws:
         self._contention = contention_by_size(distributions)
 
     def draw_s(self, kind: str, delta_count: int) -> float:
+        """Draw a duration, in seconds."""
         return self._distributions[kind].draw(self._random, delta_count)
 
     def compute(self, kind: str, delta_count: int) -> None:
@@ -82,6 +83,7 @@ class Draws:
         )
 
     def median(self, kind: str, delta_count: int) -> float:
+        """Return the median duration, in seconds."""
         return self._distributions[kind].quantile(0.5, delta_count)
 
     def contention(self, delta_count: int) -> Contention:
@@ -120,6 +122,7 @@ class ModelSink:
         """Do nothing: the service stores the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Take the drawn time."""
         await self.work(sum(delivery.count for delivery in deliveries))
         self._watch.note_applied(deliveries[-1].next_offset)
 

@@ -179,13 +179,17 @@ class Comparison:
 
     @property
     def is_good(self) -> bool:
+        """True if every figure was predicted well enough."""
         return all(figure.good for figure in self.figures)
 
     def to_json(self) -> dict[str, Any]:
+        """Return JSON data, including the rounds."""
         return asdict(self) | {"good": self.is_good}
 
 
 def compare(name: str, about: str, rounds: Sequence[Round]) -> Comparison:
+    """Compare the predicted figures with the measured ones."""
+
     def compare_figure(
         what: str, name: str, unit: str, scale: float, bounds: tuple[float, float]
     ) -> ComparedFigure:

@@ -144,6 +144,7 @@ async def real(folder: Path) -> AsyncIterator[StorageRig]:
 
 @asynccontextmanager
 async def model(draws: Draws, timer: Timer) -> AsyncIterator[Rig]:
+    """Open the model of the set-up, in virtual time."""
     watch = Stopwatch(timer)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("storage", draws, watch))

@@ -63,6 +63,7 @@ class Outcome:
 
 
 def run(plan: Plan) -> Outcome:
+    """Run the plan and return its outcome."""
     chaos_run = ChaosRun(plan)
     was_collecting = gc.isenabled()
     gc.disable()
@@ -99,6 +100,7 @@ class TurnTimer:
         return self._now
 
     def note(self, now: float) -> None:
+        """Note one turn."""
         self._now = now
         self.count += 1
 
@@ -230,6 +232,7 @@ class ChaosRun:
         self.clients.append(ClientHost(self._make_machine(client.name), client, f"{node}:{PORT}"))
 
     def outcome(self, violation: Violation | None) -> Outcome:
+        """Return the outcome of the run."""
         event_counts = self._count_events()
         for event, count in sorted(event_counts.items()):
             self.trace.note(event, count)

@@ -108,6 +108,7 @@ class DeltaGenerator:
         )
 
     def create_sum(self, *, with_id: bool) -> TaggedDelta:
+        """Return the delta that creates the vector to which this writer adds."""
         token = f"{SUM}{self._writer}"
         own_id = _id_of(token) if with_id else None
         return TaggedDelta(Delta(token, create([0.0, 0.0]), NAMESPACES[0], id=own_id), token)

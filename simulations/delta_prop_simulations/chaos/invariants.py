@@ -54,6 +54,7 @@ class StepChecker:
         self._ever_failed = False
 
     def check(self, service: Service | None) -> None:
+        """Check the service now. Raises Violation."""
         self.check_count += 1
         log = self._durable_log
         raw = (
@@ -115,6 +116,7 @@ class StepChecker:
 
 
 def log_offsets(log: DurableLog | MemoryLog) -> LogOffsets:
+    """Return the log's current offsets."""
     if not isinstance(log, DurableLog):
         return LogOffsets(
             log.start_offset, log.next_offset, log.next_offset, log.next_offset, log.high_watermark

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class TokenLocation(NamedTuple):
-    """Where a token's delta is, or was, in the log. `survives`: lowest level that survives its loss."""
+    """The offset and the dot of a token's delta, in the log or in a tail that the log has lost.
+
+    `survives`: the lowest ack level at which an acknowledged delta must not be in that tail.
+    """
 
     offset: int
     dot: Dot

@@ -57,6 +57,7 @@ class Host:
         machine.on_end = self._note_end
 
     async def run_process(self, world: World, process: Process) -> None:
+        """Run the host's program in one process."""
         raise NotImplementedError
 
     def on_process_end(self, process: Process) -> None:
@@ -322,11 +323,13 @@ class Node(Host):
         return pending
 
     def watermarks(self) -> dict[int, int]:
+        """Return the watermark of each origin."""
         if self.propagator is None:
             return {}
         return dict(self.propagator.internals().partition.pipeline.orderer.watermarks)
 
     def log_end(self) -> int:
+        """Return the log's next offset."""
         return 0 if self.propagator is None else self.propagator.statistics().log.next_offset
 
     # --- faults

@@ -44,6 +44,7 @@ class Oracle:
         self._step_checkers[node] = StepChecker(node, internals, history)
 
     def note_end(self, node: str) -> None:
+        """Stop the checks of a process, which has ended."""
         checker = self._step_checkers.pop(node, None)
         if checker is not None:
             self.check_counts["steps looked at"] += checker.check_count

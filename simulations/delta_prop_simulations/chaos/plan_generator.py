@@ -35,6 +35,7 @@ _PATIENCE_S = (20.0, 0.3)
 
 
 def draw(number: int) -> Plan:
+    """Draw the plan of this seed."""
     seed = Seed(number).child("plan")
     rng = seed.stream("shape")
     in_memory = rng.random() < 0.12

@@ -40,6 +40,7 @@ class Fact(NamedTuple):
 
     @classmethod
     def of(cls, logged: LoggedBatch, row: int) -> Fact:
+        """Return the fact of one row of the log."""
         batch = logged.batch
         return cls(
             logged.key(row),
@@ -212,9 +213,11 @@ class ModelSink:
         self.faults = SinkFaults(rejects=self.faults.rejects)
 
     def states(self) -> dict[Ref, VectorState]:
+        """Return the state of each vector."""
         return {ref: facts.state() for ref, facts in self.present.vectors.items()}
 
     def is_poison(self, logged: LoggedBatch, row: int) -> bool:
+        """True if the sink rejects this row."""
         poison = self.faults.rejects and (logged.batch.metadata(row) or {}).get(POISON)
         return poison in (self.name, "all")
 
@@ -397,6 +400,7 @@ class CommittingSink(SinkInstance):
     keeps_cursor = True
 
     async def background(self) -> None:
+        """Commit uncommitted data at intervals."""
         while True:
             await anyio.sleep(_COMMIT_S)
             if not self._process.has_ended and self._model.durable.next_offset < self._store.next_offset:
@@ -423,6 +427,7 @@ class RebuildableSink(CommittingSink):
         self._persist()
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
+        """Load full states."""
         await self._fail_before(())
         for row in rows:
             self._store.facts((row.namespace, row.vector_id)).begin(row.state, row.offset)

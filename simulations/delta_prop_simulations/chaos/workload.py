@@ -67,6 +67,7 @@ class Item:
 
     @property
     def deltas(self) -> list[Delta]:
+        """The deltas to send."""
         return [one.delta for one in self.tagged]
 
 

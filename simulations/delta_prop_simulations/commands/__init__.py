@@ -24,6 +24,7 @@ this package with `add_arguments(parser)` and `run(options)`, which returns the 
 
 
 def add_verbs(verbs: Any) -> None:
+    """Add the verb `simulate`."""
     parser = verbs.add_parser(
         "simulate",
         help="try a topology, or thousands of faults, in virtual time",

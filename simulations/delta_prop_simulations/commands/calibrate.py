@@ -25,6 +25,7 @@ SECONDS_MIN, SECONDS_MAX = 0.5, 3_600.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options."""
     parser.epilog = "example: delta-prop simulate calibrate --sinks storage,cache --to calibration.json"
     parser.add_argument("--sinks", metavar="NAMES", help="only these, separated by commas (default: all)")
     parser.add_argument(

@@ -9,10 +9,12 @@ from delta_prop_simulations import files
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument("--json", action="store_true", help="names and texts as JSON")
 
 
 def run(options: Namespace) -> int:
+    """Run the plan and return its outcome."""
     from delta_prop_simulations.scenarios.reading import read_setups
 
     entries = {}

@@ -41,6 +41,7 @@ class Hunt:
 
     @property
     def is_found(self) -> bool:
+        """True if a run broke a promise."""
         return self.seed is not None
 
 
@@ -71,6 +72,7 @@ _SEEDS_PER_TASK = 25
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options."""
     parser.description = (
         "Puts named faults into the running code, one at a time, and runs seeds until a check finds each. "
         "Exit status 1 if one is not found, or the unchanged program breaks a promise."
@@ -132,6 +134,7 @@ def join_hunts(parts: Iterable[Hunt]) -> Hunt:
 
 
 def format_table(hunts: Sequence[Hunt]) -> list[str]:
+    """Return a table in Markdown, which is readable in a terminal, too."""
     width = max(len(one.mutant or "the unchanged program") for one in hunts)
     lines = [f"{'mutant':{width}}  {'seeds':>5}  {'check':10}  evidence"]
     return lines + [_line(one, width) for one in hunts]

@@ -30,6 +30,7 @@ _BAR_CELLS = 24
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options."""
     parser.epilog = "example: delta-prop simulate slow_sink --duration 10m --report slow_sink.html"
     parser.add_argument("--seed", type=int, help="seed of all random draws, in place of the scenario's")
     parser.add_argument("--duration", metavar="TIME", help='duration of the load, such as "90s", "10m", "1h"')

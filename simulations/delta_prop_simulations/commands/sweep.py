@@ -48,6 +48,7 @@ class Summary:
     event_counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
+        """Add one run."""
         self.seed_count += 1
         self.delta_count += outcome.delta_count
         self.virtual_s += outcome.virtual_s
@@ -58,6 +59,7 @@ class Summary:
             self.findings.append(Finding(outcome.seed, "vacuous", outcome.vacuous))
 
     def add_all(self, other: Summary) -> None:
+        """Add the results of other runs."""
         self.seed_count += other.seed_count
         self.delta_count += other.delta_count
         self.virtual_s += other.virtual_s
@@ -75,6 +77,7 @@ def sweep(first: int, count: int, jobs: int) -> Iterator[Summary]:
 
 
 def run_seeds(seeds: range) -> Summary:
+    """Run these seeds in this process, and return their summary."""
     summary = Summary()
     for seed in seeds:
         summary.add(run_plan(draw(seed)))
@@ -86,6 +89,7 @@ _LINES_SHOWN = 60
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options."""
     parser.description = (
         "Runs the service under faults drawn from seeds: killed processes, power cuts, failing disks, cut "
         "networks, failing sinks. All promises are checked during each run, and once more after healing."

@@ -81,10 +81,12 @@ def verdicts(result: Result) -> tuple[Row, ...]:
 
 
 def format_promise(promise: str) -> str:
+    """Return a promise with its description."""
     return f"{promise} {PROMISES.get(promise, '')}".rstrip()
 
 
 def evidence(alternative: Alternative, promise: str) -> str:
+    """Return the evidence for the verdict on a promise."""
     return next((verdict.what for verdict in alternative.verdicts if verdict.promise == promise), "")
 
 

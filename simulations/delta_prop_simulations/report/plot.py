@@ -149,6 +149,7 @@ _BASE_STYLE = (
 
 
 def picture(plot: Plot) -> str:
+    """Return the plot as a self-contained SVG document."""
     rows = -(-len(plot.lines) // _COLUMNS)
     height = _TITLE_HEIGHT + HEIGHT + rows * _ENTRY_HEIGHT
     legend = "".join(

@@ -46,6 +46,7 @@ class LogRows:
 
     @property
     def delta_count(self) -> int:
+        """The number of rows with a delta."""
         return int((~self.control).sum())
 
 

@@ -35,6 +35,7 @@ class Histogram:
         self._buckets: dict[int, int] = {}
 
     def add(self, seconds: float, count: int = 1) -> None:
+        """Add `count` durations of `seconds`."""
         self.count += count
         self.within_1s += count if seconds <= LAG_S_MAX else 0
         self.sum_s += seconds * count
@@ -43,6 +44,7 @@ class Histogram:
         self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 
     def merge(self, other: Histogram) -> None:
+        """Add the counts of another histogram."""
         self.count += other.count
         self.within_1s += other.within_1s
         self.sum_s += other.sum_s
@@ -147,6 +149,7 @@ class Timeline:
         self._totals: dict[tuple[str, str], tuple[float, float]] = {}
 
     def times(self) -> Iterator[float]:
+        """Yield the times of the samples."""
         for number in range(round(self._duration_s / self.interval_s) + 1):
             yield number * self.interval_s
 

@@ -40,6 +40,7 @@ class Outcomes:
 
     @property
     def unsettled(self) -> int:
+        """The number of offered deltas without an outcome."""
         return self.offered - self.acknowledged - self.refused - self.dropped
 
     @property

@@ -86,4 +86,5 @@ class Result:
     alternatives: list[Alternative]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON data."""
         return asdict(self)

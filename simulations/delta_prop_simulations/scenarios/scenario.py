@@ -366,6 +366,7 @@ class Event:
         _check_within("share", self.share, 0.0, 1.0)
 
     def covers(self, now: float) -> bool:
+        """True while the fault lasts."""
         return self.begin <= now < self.begin + self.lasts
 
 

@@ -133,6 +133,7 @@ class SimulatedSink:
         """Do nothing: there is nothing to close."""
 
     def statistics(self) -> int:
+        """Return the number of applied rows."""
         return self.counts.lag.count
 
     def _apply_fault(self, event: Event, deliveries: Sequence[Delivery], now: float) -> None:
@@ -200,6 +201,7 @@ class PersistentSink:
         await self.inner.aclose()
 
     def statistics(self) -> int:
+        """Return the number of rows that had an effect."""
         return self.new_row_count
 
     def _count(self, deliveries: Sequence[Delivery], end: int) -> None:

@@ -49,6 +49,7 @@ class Tap:
         self._other_count = other_count
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
+        """Note that a batch has become visible."""
         now = anyio.current_time()
         self.offset_times.note(logged.offset, now)
         self._forwarding_times.note(self._service, logged, now, self._other_count)
@@ -87,6 +88,7 @@ class Site:
 
     @property
     def log_bytes_max(self) -> int:
+        """The bound of the log, in bytes."""
         return self.spec.settings.log_bytes_max if self.spec.log is None else self.spec.log.bytes_max
 
     async def process(self, world: World) -> None:
@@ -153,6 +155,7 @@ class Downtime:
             self._since = anyio.current_time()
 
     def end(self) -> None:
+        """Note that the service is up."""
         if self._since is not None:
             self.seconds += anyio.current_time() - self._since
             self._since = None

@@ -69,6 +69,7 @@ def arrivals(
 
 
 def mean_batch(batch: int | Between) -> float:
+    """Return the mean number of deltas per call."""
     return batch if isinstance(batch, int) else (batch.min + batch.max) / 2
 
 
@@ -165,6 +166,7 @@ class EncodedDraft(MatrixDraft):
         return self.template.batch.size
 
     def vectors(self) -> list[tuple[str, str]]:
+        """Return (namespace, vector id) of each row."""
         batch = self.template.batch
         return list(zip(batch.namespaces, batch.keys, strict=True))
 
@@ -214,6 +216,7 @@ class DeltaGenerator:
         self._templates: dict[int, list[Template]] = {}
 
     def make(self, arrival: Arrival) -> Rows:
+        """Return the deltas of an arrival."""
         if arrival.recorded is not None:
             return self._from_recording(arrival.recorded)
         if self._live_names is not None or self._spec.writers:

@@ -61,6 +61,7 @@ class FakeClock:
         return self.time
 
     def wall_us(self) -> int:
+        """Return the time that was set, in microseconds."""
         return int(self.time * 1_000_000)
 
 
@@ -85,6 +86,7 @@ class Fault:
         self.call_count, self._fails_at, self._fails_after = 0, number, after
 
     def clear(self) -> None:
+        """Cancel the planned failure."""
         self._fails_at = None
 
     async def run(self, function: Callable[[], T]) -> T:
@@ -185,6 +187,7 @@ class FakeLog:
         """Do nothing: no other log lacks anything."""
 
     def dimension(self, namespace: str) -> int | None:
+        """Return the dimension of the namespace's first vector."""
         for row in self.rows(self._batches_seen):
             operation = row.delta.operation
             if operation.kind in (Kind.CREATE, Kind.DENSE):
@@ -228,6 +231,7 @@ class FakeLog:
         self._snapshot = states, offset
 
     def undo_compact(self) -> None:
+        """Undo `compact`."""
         self._snapshot = None
 
     def append_noops(self, count: int) -> None:
@@ -262,6 +266,7 @@ class FakeLog:
 
     @property
     def lamport(self) -> int:
+        """The highest Lamport number so far."""
         return self._lamport
 
     def deliveries(self, start: int, end: int | None = None) -> list[Delivery]:
@@ -305,6 +310,7 @@ class FakeLog:
         return Delivery(logged, None if is_full else np.array(selected, np.intp), redelivered, end)
 
     def refs(self, logged: LoggedBatch) -> dict[Ref, None]:
+        """Return the vectors of all rows of a batch, in order."""
         refs = self._refs.get(logged.offset)
         if refs is None:
             batch = logged.batch
@@ -320,6 +326,7 @@ class FakeLog:
                 )
 
     def later_offsets_of(self, ref: Ref, start: int) -> list[int]:
+        """Return the offsets of a vector's rows from `start` on."""
         return [logged.offset + row for logged, row in self._rows_of([ref]) if logged.offset + row >= start]
 
 
@@ -353,6 +360,7 @@ class ReferenceModel:
                     self._apply_row(logged, row)
 
     def rows(self) -> list[Applied]:
+        """Return all applied rows, in the order in which they were applied."""
         for offset in self.offsets:
             if offset not in self._rows:
                 logged, row = self._log_rows[offset]
@@ -392,15 +400,18 @@ def _fold_all(rows: Mapping[Key, tuple[LoggedBatch, int]]) -> VectorState:
 
 
 def rows_of(delivery: Delivery) -> list[int]:
+    """Return the rows that the delivery selects."""
     rows: Any = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
     return list(rows)
 
 
 def offsets_of(delivery: Delivery) -> list[int]:
+    """Return the offsets of the rows that the delivery selects."""
     return [delivery.first_offset + row for row in rows_of(delivery)]
 
 
 def lamport_below(deliveries: Iterable[Delivery], next_offset: int) -> int:
+    """Return the highest Lamport number of the rows below an offset."""
     numbers = (
         delivery.logged.lamport + row
         for delivery in deliveries

@@ -118,22 +118,27 @@ class WatchedCall(Generic[T]):
         return self.send(None)
 
     def send(self, value: Any) -> Any:
+        """Continue to the next wait."""
         with self._watch:
             return self._call.send(value)
 
     def throw(self, *failure: Any) -> Any:
+        """Continue with a failure, to the next wait."""
         with self._watch:
             return self._call.throw(*failure)
 
     def close(self) -> None:
+        """Close the call."""
         self._call.close()
 
     @property
     def cr_frame(self) -> FrameType | None:
+        """The call's frame."""
         return self._call.cr_frame  # type: ignore[attr-defined, no-any-return]
 
     @property
     def cr_await(self) -> object:
+        """The awaitable that the call waits for."""
         return self._call.cr_await  # type: ignore[attr-defined]
 
 

@@ -117,6 +117,7 @@ class Player:
         return sink
 
     async def call(self, label: str, call: Callable[[], Awaitable[T]], part: str = "deadline") -> T:
+        """Await a call of the sink, within the deadline."""
 
         async def run_call() -> T:
             return await call()
@@ -243,6 +244,7 @@ class Player:
                 self._unchecked |= refs
 
     def note_outcome(self, deliveries: Sequence[Delivery], failure: SinkFailure | None = None) -> None:
+        """Check the outcome of a call of apply, and note the rows that it has applied."""
         self._check_background()
         if self.log.committed_beyond is not None:
             raise ContractViolation(
@@ -355,6 +357,7 @@ class Player:
             await self.call(label, self.sink.aclose, "close")
 
     async def reopen(self, label: str = "open() after aclose()") -> None:
+        """Close the sink, and open a new one."""
         await self.close()
         await self.make_and_open(label)
 
@@ -519,6 +522,7 @@ class Player:
             )
 
     def check_name_and_statistics(self) -> None:
+        """Check the sink's name and statistics."""
         name: object = getattr(self.sink, "name", None)
         if not isinstance(name, str) or not name:
             raise ContractViolation("name", f"name is {name!r:.80}, not a text that operators can use")

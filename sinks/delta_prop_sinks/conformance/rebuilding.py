@@ -72,6 +72,7 @@ def _third_last_offset(player: Player) -> int:
 
 
 def states_at(player: Player, offset: int) -> list[StateRow]:
+    """Return every vector's state as of an offset."""
     model, last_offsets = ReferenceModel(), {}
     deliveries = player.log.deliveries(0, offset)
     model.apply(deliveries)
@@ -99,6 +100,7 @@ def _steps(player: Player, offset: int) -> list[Callable[[], Awaitable[None]]]:
 
 
 async def rebuild_at(player: Player, offset: int) -> None:
+    """Rebuild the sink without faults."""
     await _rebuild_unhindered(player, offset)
     player.note_rebuilt(offset)
 

@@ -146,6 +146,7 @@ def collect_garbage() -> None:
 
 
 def weak_reference(target: object) -> ReferenceType[object] | None:
+    """Return a weak reference to an object; None if its class does not support them."""
     try:
         return ref(target)
     except TypeError:  # the class defines __slots__

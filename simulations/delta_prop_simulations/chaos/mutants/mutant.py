@@ -72,6 +72,7 @@ def apply_mutant(mutant: Mutant) -> Iterator[CallCounter]:
 
 
 def mutate(one: Edit, name: str) -> CodeType:
+    """Return the mutated code of a function, which counts its calls."""
     function = one.function
     text = textwrap.dedent(inspect.getsource(function))
     for old, new in one.changes:

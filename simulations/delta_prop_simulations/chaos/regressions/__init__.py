@@ -87,4 +87,5 @@ REVERTED_FIXES = (
 
 
 def plan_of(name: str) -> Plan:
+    """Return the plan of the run that found the fault."""
     return Plan.from_json(read_packaged("delta_prop_simulations.chaos.regressions", f"{name}.json"))
