@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from delta_prop_wire.fast.heterogeneous import (
     heterogeneous_is_intact,
     rows_are_valid,
 )
+from delta_prop_wire.fast.homogeneous import body_is_valid
 from delta_prop_wire.layout import ROW_WIDTHS, Column
 from delta_prop_wire.spec import ALIGNMENT, DIMENSION_MAX
 from delta_prop_wire.validate import common_columns_only, validate_batch
@@ -101,11 +103,33 @@ COMMON_ROWS = st.lists(
 ).filter(lambda rows: len({(row.namespace, row.operation.kind) for row in rows}) > 1)
 
 
-@given(COMMON_ROWS)
-def test_valid_rows_are_accepted(rows: list[Delta]) -> None:
-    batch = Batch(encode_batch(rows, origin=16, base=1).raw)
-    assert decode_columns(batch) is not None
-    assert rows_are_valid(batch)
+@given(st.lists(COMMON_ROWS, min_size=1, max_size=6))
+def test_valid_rows_are_accepted(batches: list[list[Delta]]) -> None:
+    together = [Batch(encode_batch(rows, origin=16, base=1).raw) for rows in batches]
+    assert None not in [decode_columns(batch) for batch in together]
+    assert rows_are_valid(together)
+    for batch in together:
+        single = Batch(batch.raw)
+        assert decode_heterogeneous(single)
+        for column in COLUMNS:
+            np.testing.assert_array_equal(getattr(batch, column), getattr(single, column), column)
+
+
+@given(
+    st.lists(
+        st.tuples(DELTAS, st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=2)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_rows_of_many_batches_are_valid_if_each_batch_is(pieces: list[Any]) -> None:
+    decoded_batches = []
+    for deltas, changes in pieces:
+        batch = Batch(with_changed_bytes(bytes(encode_batch(deltas, origin=16, base=1).body), changes))
+        if body_is_valid(batch) and decode_columns(batch) is not None:
+            decoded_batches.append(batch)
+    each_is_valid = [rows_are_valid([batch]) for batch in decoded_batches]
+    assert rows_are_valid(decoded_batches) == all(each_is_valid)
 
 
 VECTOR, FACT = Delta("a", create([1, 2])), Delta("b", opaque(b"xyz"), "other")

@@ -17,11 +17,16 @@ SMALL_READS_MAX = 16
 `BUFFER_BYTES_MAX` shrinks to `BUFFER_BYTES_MAX` after more than this many reads in a row for frames that fit
 into it.
 """
+FRAMES_MAX = 64
+"""The maximum number of frames taken at once, since taking them blocks the event loop."""
 _GROWTH = 4
 
 
 class ReceiveBuffer:
-    """The bytes received and not yet taken; until the next receive or take they are at `start` to `end`."""
+    """The bytes received and not yet taken; until the next receive or take they are at `start` to `end`.
+
+    `frames_max`: how many frames a run may take at once; the taker of runs sets it.
+    """
 
     __slots__ = (
         "_block",
@@ -31,6 +36,7 @@ class ReceiveBuffer:
         "_view",
         "_was_filled",
         "end",
+        "frames_max",
         "start",
     )
 
@@ -39,6 +45,7 @@ class ReceiveBuffer:
         self._block = bytearray(BUFFER_BYTES_MIN)
         self._view = memoryview(self._block)
         self.start = self.end = 0
+        self.frames_max = FRAMES_MAX
         self._was_filled = False  # True if the last read filled the buffer
         self._small_reads = self._normal_reads = 0
 

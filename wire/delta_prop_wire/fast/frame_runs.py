@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.body_checks import SMALLEST_BODY_BYTES
+from delta_prop_wire.buffer import FRAMES_MAX, ReceiveBuffer
 from delta_prop_wire.core import FrameRun
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import origin_partition
-from delta_prop_wire.fast.heterogeneous import heterogeneous_is_intact
-from delta_prop_wire.fast.homogeneous import homogeneous_is_intact
+from delta_prop_wire.fast import heterogeneous, homogeneous
+from delta_prop_wire.fast.homogeneous import KeyColumns, body_is_valid, decode_keys, homogeneous_body_is_valid
 from delta_prop_wire.fast.row_templates import learn_template, parse_with_template
 from delta_prop_wire.frames import Credit
 from delta_prop_wire.spec import (
@@ -33,11 +34,7 @@ from delta_prop_wire.stamp import pack_producer_rest
 from delta_prop_wire.validate import common_columns_only
 
 if TYPE_CHECKING:
-    from delta_prop_wire.buffer import ReceiveBuffer
     from delta_prop_wire.credit_window import CreditWindow
-
-FRAMES_MAX = 64
-"""The maximum number of frames in a run, since taking one blocks the event loop."""
 
 _HEAD = struct.Struct(">IQI")
 """The frame header, with its first four bytes as one number."""
@@ -67,10 +64,12 @@ def take_run(
     producer_rest = b""
     row_credit, byte_credit = window.remaining or _UNBOUNDED
     batches: list[Batch] = []
+    undecoded: list[Batch] = []
+    key_columns: list[KeyColumns] = []
     # A frame may be sent while both balances are above 0, and is charged in full.
     while (
         received_end - position > _BODY_AT
-        and len(batches) < FRAMES_MAX
+        and len(batches) < buffer.frames_max
         and rows < row_credit
         and position - start < byte_credit
     ):
@@ -99,28 +98,63 @@ def take_run(
             producer_rest = pack_producer_rest(origin_partition(batch.origin))
         if rest != producer_rest or crc32c(header + rest) != crc:
             break
-        if not batch.decoded and not _decode(batch):
-            break
+        if not batch.decoded:
+            columns = _decode_columns(batch)
+            if columns is None:
+                break
+            undecoded.append(batch)
+            key_columns.append(columns)
         batches.append(batch)
         sequence += batch.count
         rows += batch.count
         position = frame_end
-    if not batches:
+    valid_count = _decode_batches(batches, undecoded, key_columns) if undecoded else len(batches)
+    # Frames after an invalid one are checked again in the next run, so the next runs are shorter.
+    buffer.frames_max = 1 if valid_count < len(batches) else min(2 * buffer.frames_max, FRAMES_MAX)
+    if not valid_count:
         return None
+    if valid_count < len(batches):
+        del batches[valid_count:]
+        rows, position = (
+            sum([batch.count for batch in batches]),
+            start + sum([batch.size for batch in batches]),
+        )
     size = position - start
     buffer.skip(size)
     window.spend(rows, size)
     return FrameRun(first_sequence, _PREFIXES[run_prefix], batches, rows, size)
 
 
-def _decode(batch: Batch) -> bool:
-    """Check and decode a body. Return True if it is valid and the batch has common columns only."""
-    if not batch.homogeneous:
-        return common_columns_only(batch) and heterogeneous_is_intact(batch)
-    if not homogeneous_is_intact(batch):
-        return False
-    learn_template(batch)
-    return True
+def _decode_columns(batch: Batch) -> KeyColumns | None:
+    """Check a body and decode its columns except for the vector ids; return the columns of these.
+
+    None if it is invalid, or has rare columns.
+    """
+    if batch.homogeneous:
+        return homogeneous.decode_columns(batch) if homogeneous_body_is_valid(batch) else None
+    return (
+        heterogeneous.decode_columns(batch) if common_columns_only(batch) and body_is_valid(batch) else None
+    )
+
+
+def _decode_batches(batches: list[Batch], undecoded: list[Batch], key_columns: list[KeyColumns]) -> int:
+    """Decode the vector ids of the undecoded batches, and check the rows of heterogeneous ones.
+
+    Return the number of valid batches before the first invalid one.
+    """
+    valid_count = decode_keys(undecoded, key_columns)
+    mixed = [batch for batch in undecoded[:valid_count] if not batch.homogeneous]
+    if mixed and not heterogeneous.rows_are_valid(mixed):
+        invalid = next(batch for batch in mixed if not heterogeneous.rows_are_valid([batch]))
+        invalid.decoded = False
+        valid_count = undecoded.index(invalid)
+    for index, batch in enumerate(undecoded[:valid_count]):
+        if batch.homogeneous:
+            learn_template(batch)
+        elif not heterogeneous.mark_validated(batch):
+            batch.decoded, valid_count = False, index
+            break
+    return len(batches) if valid_count == len(undecoded) else batches.index(undecoded[valid_count])
 
 
 def _continues_run(previous: Batch, batch: Batch) -> bool:

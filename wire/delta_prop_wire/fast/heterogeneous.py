@@ -1,4 +1,4 @@
-"""Checks bodies whose rows differ in namespace, kind or length, by columns.
+"""Checks bodies whose rows differ in namespace, kind or length: by columns, many bodies together.
 
 Pure. A body that is malformed or unusual is left to `batch.py`, which decodes column by column, and to
 `body_checks.py` and `validate.py`, which raise the error.
@@ -6,12 +6,14 @@ Pure. A body that is malformed or unusual is left to `batch.py`, which decodes c
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from delta_prop_wire.batch import DIRECTORY_AT, PRINTABLE, SPARSE_KINDS, U32, Batch, directory_layout
+from delta_prop_wire.batch import DIRECTORY_AT, F32, PRINTABLE, SPARSE_KINDS, U32, Batch, directory_layout
 from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX, NUMBERS_MIN, all_finite, name_is_valid
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.fast.homogeneous import KeyColumns, body_is_valid, decode_keys
@@ -61,8 +63,13 @@ def decode_heterogeneous(batch: Batch) -> bool:
     one.
     """
     key_columns = decode_columns(batch)
-    if key_columns is None or not rows_are_valid(batch) or not decode_keys(batch, key_columns):
+    if key_columns is None or not rows_are_valid([batch]) or not decode_keys([batch], [key_columns]):
         return False
+    return mark_validated(batch)
+
+
+def mark_validated(batch: Batch) -> bool:
+    """Note that rows and vector ids of a batch are valid; return False if a vector id is too long."""
     batch.validated = batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX
     return batch.validated
 
@@ -102,26 +109,16 @@ def decode_columns(batch: Batch) -> KeyColumns | None:
     return key_columns if is_complete and not key_columns.text.translate(None, PRINTABLE) else None
 
 
-def rows_are_valid(batch: Batch) -> bool:
-    """Check the rows of a batch that has passed `decode_columns`.
+def rows_are_valid(batches: Sequence[Batch]) -> bool:
+    """Check the rows of batches that have passed `decode_columns`.
 
     Return True if each row has a namespace, and as many numbers and bytes as its kind may have. Also decodes
     the rows' namespace indexes and the highest vector index.
     """
-    columns, kinds = _Columns(batch), np.frombuffer(batch.kinds, np.uint8)
-    numbers_min, numbers_span, bytes_max = _operand_bounds(batch.dimension).take(kinds, 1)
-    widths = columns.row_widths()
-    # A width below `numbers_min` wraps around to a number above any `numbers_span`.
-    if widths is None or _ANY(widths - numbers_min > numbers_span):
-        return False
-    if batch.columns_mask >> Column.BLOBS & 1:
-        lengths = columns.lengths(Column.BLOB_ENDS, columns.size(Column.BLOBS))
-        if lengths is None or _ANY(lengths > bytes_max):
-            return False
-    # A frame's size keeps the sum of all widths below 2**32.
-    if _ADD.reduce(widths * _IS_SPARSE.take(kinds)) != columns.size(Column.INDICES):
-        return False
-    return all_finite(batch.values) and _decode_indices(batch)
+    groups: dict[tuple[int, int], list[Batch]] = {}
+    for batch in batches:
+        groups.setdefault((batch.columns_mask, batch.dimension), []).append(batch)
+    return all(_group_is_valid(_Group.of(group)) for group in groups.values())
 
 
 # --- one batch
@@ -170,41 +167,105 @@ def _decode_name_table(raw: bytes) -> tuple[str, ...] | None:
     return names if all(name_is_valid(name, NAMESPACE_BYTES_MAX) for name in names) else None
 
 
-class _Columns:
-    """The columns of a batch whose bounds are known, as arrays."""
+# --- batches with the same columns and dimension
 
-    __slots__ = ("_batch", "_bounds_at")
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch, self._bounds_at = batch, directory_layout(batch.columns_mask)[0]
+class _Group(NamedTuple):
+    """Batches with the same columns and dimension, their rows end to end.
 
-    def size(self, column: Column) -> int:
-        """Return the number of 4-byte entries, or bytes of text, in a column."""
-        index = self._bounds_at.get(column)
+    `bounds_at`: maps each column to the index of its bounds. `kinds`: the kind of each row. `first_rows`,
+    `last_rows`: the first and last row of each batch, None for a single batch.
+    """
+
+    batches: Sequence[Batch]
+    bounds_at: Mapping[int, int]
+    kinds: NDArray[np.uint8]
+    first_rows: NDArray[np.int64] | None
+    last_rows: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> _Group:
+        """Group batches that have the same columns and dimension."""
+        bounds_at = directory_layout(batches[0].columns_mask)[0]
+        if len(batches) == 1:
+            return cls(batches, bounds_at, np.frombuffer(batches[0].kinds, np.uint8), None, None)
+        stops = np.array([*accumulate([batch.count for batch in batches], initial=0)])
+        kinds = np.frombuffer(b"".join([batch.kinds for batch in batches]), np.uint8)
+        return cls(batches, bounds_at, kinds, stops[:-1], stops[1:] - 1)
+
+    def sizes(self, column: Column) -> list[int]:
+        """Return for each batch the number of 4-byte entries, or bytes of text, in a column."""
+        index = self.bounds_at.get(column)
         if index is None:
-            return 0
-        bounds = self._batch._column_bounds
-        return (bounds[index + 1] - bounds[index]) // ENTRY_WIDTHS.get(column, 1)
+            return [0] * len(self.batches)
+        unit = ENTRY_WIDTHS.get(column, 1)
+        return [
+            (batch._column_bounds[index + 1] - batch._column_bounds[index]) // unit for batch in self.batches
+        ]
 
-    def lengths(self, column: Column, total: int) -> NDArray[np.uint32] | None:
-        """Return the length of each row's part, from a column of ends; None if the last end is not `total`.
+    def join(self, column: Column, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return a column of all batches, end to end."""
+        index = self.bounds_at[column]
+        if self.first_rows is None:
+            batch = self.batches[0]
+            start, stop = batch._column_bounds[index : index + 2]
+            return np.frombuffer(batch.raw, dtype, (stop - start) // dtype.itemsize, start)
+        parts = [
+            batch.raw[batch._column_bounds[index] : batch._column_bounds[index + 1]] for batch in self.batches
+        ]
+        return np.frombuffer(b"".join(parts), dtype)
 
-        An end below the previous one wraps around to a length above every bound.
+    def lengths(self, column: Column, totals: list[int]) -> NDArray[np.uint32] | None:
+        """Return the length of each row's part, from a column of ends.
+
+        None if the last end of a batch is not its total. An end below the previous one wraps around to a
+        length above every bound.
         """
-        start = self._batch._column_bounds[self._bounds_at[column]]
-        ends = np.frombuffer(self._batch.raw, U32, self._batch.count, start)
-        if ends[-1] != total:
+        ends = self.join(column, U32)
+        if (ends[-1:] if self.last_rows is None else ends[self.last_rows]).tolist() != totals:
             return None
         lengths = ends.copy()
         lengths[1:] -= ends[:-1]
+        if self.first_rows is not None:
+            lengths[self.first_rows] = ends[self.first_rows]
         return lengths
 
-    def row_widths(self) -> NDArray[np.uint32] | None:
-        """Return the number of values of each row, None if they do not add up."""
-        total, count = self.size(Column.VALUES), self._batch.count
-        if Column.VALUE_ENDS in self._bounds_at:
-            return self.lengths(Column.VALUE_ENDS, total)
-        return None if total % count else np.full(count, total // count, np.uint32)
+    def sums(self, row_numbers: NDArray[np.uint32]) -> list[int]:
+        """Return for each batch the sum of its rows' numbers; a frame's size keeps it below 2**32."""
+        return (
+            [int(_ADD.reduce(row_numbers))]
+            if self.first_rows is None
+            else _ADD.reduceat(row_numbers, self.first_rows).tolist()
+        )
+
+
+def _group_is_valid(group: _Group) -> bool:
+    numbers_min, numbers_span, bytes_max = _operand_bounds(group.batches[0].dimension).take(group.kinds, 1)
+    widths = _row_widths(group)
+    # A width below `numbers_min` wraps around to a number above any `numbers_span`.
+    if widths is None or _ANY(widths - numbers_min > numbers_span):
+        return False
+    if Column.BLOBS in group.bounds_at:
+        lengths = group.lengths(Column.BLOB_ENDS, group.sizes(Column.BLOBS))
+        if lengths is None or _ANY(lengths > bytes_max):
+            return False
+    if group.sums(widths * _IS_SPARSE.take(group.kinds)) != group.sizes(Column.INDICES):
+        return False
+    if Column.VALUES in group.bounds_at and not all_finite(group.join(Column.VALUES, F32)):
+        return False
+    return all(_decode_indices(batch) for batch in group.batches)
+
+
+def _row_widths(group: _Group) -> NDArray[np.uint32] | None:
+    """Return the number of values of each row, None if they do not add up."""
+    totals = group.sizes(Column.VALUES)
+    if Column.VALUE_ENDS in group.bounds_at:
+        return group.lengths(Column.VALUE_ENDS, totals)
+    counts = [batch.count for batch in group.batches]
+    if any(total % count for total, count in zip(totals, counts, strict=True)):
+        return None
+    widths = [total // count for total, count in zip(totals, counts, strict=True)]
+    return np.repeat(np.array(widths, np.uint32), counts)
 
 
 @lru_cache(maxsize=64)
