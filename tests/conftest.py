@@ -7,6 +7,7 @@ in one worker, which starts Spark once.
 
 from __future__ import annotations
 
+import os
 import secrets
 import warnings
 from functools import partial
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 settings.register_profile(
     "normal",
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in with_spark:
             item.add_marker(pytest.mark.skip(reason=missing))
     items.sort(key=lambda item: (_runs_exclusively(item), SPARK not in item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one more than the cores, up to 8, since many tests wait for other processes."""
+    return min((os.cpu_count() or 1) + 1, 8)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,6 +1,7 @@
 """The rules of the architecture, as functions over a checkout: `violations(root)` lists violations.
 
 The check reads source text and never imports it, so that it can check any tree, even a broken one.
+`python -m tools.architecture` prints the violations of this checkout; its exit status is 1 if there is one.
 """
 
 from __future__ import annotations
@@ -346,3 +347,9 @@ def _constant(arguments: list[ast.expr]) -> str:
 def _is_dynamic_import(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return name in {"import_module", "__import__"}
+
+
+if __name__ == "__main__":
+    wrong = violations(Path(__file__).resolve().parent.parent)
+    print("".join(f"{violation}\n" for violation in wrong), end="", file=sys.stderr)
+    sys.exit(1 if wrong else 0)

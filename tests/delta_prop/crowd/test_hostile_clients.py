@@ -89,7 +89,7 @@ class HonestClient:
 @pytest.mark.alone
 def test_mutated_frames_do_not_slow_honest_clients(tmp_path: Path, full: bool) -> None:
     """The measure is the server's CPU time for one honest batch and one hostile connection."""
-    frames = 20_000 if full else 1_000
+    frames = 20_000 if full else 500
     with (
         served(tmp_path / "data", "--read-level", "logged", env=ENVIRONMENT) as server,
         closing(HonestClient(server.port, 5)) as honest,

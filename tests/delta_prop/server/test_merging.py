@@ -177,7 +177,7 @@ async def wait_until_all_have(sides: list[Side], delta_count: int) -> None:
 
 @pytest.mark.alone
 def test_merging_hot_vectors_after_a_cut_is_linear_and_smooth(tmp_path: Path, full: bool) -> None:
-    few, many = (4_000, 40_000) if full else (400, 4_000)
+    few, many = (4_000, 40_000) if full else (200, 2_000)
     rounds: list[tuple[Merge, Merge]] = []
     gc.collect()
     gc.freeze()  # garbage collections leave out the objects of other tests

@@ -387,7 +387,9 @@ def test_interrupt_is_raised_as_such_if_py4j_fails_to_clean_up(monkeypatch: pyte
 
 
 @pytest.mark.spark
-def test_job_interrupted_at_a_terminal_prints_one_line(command: Command) -> None:
+def test_job_interrupted_at_a_terminal_prints_one_line(command: Command, full: bool) -> None:
+    if not full:
+        pytest.skip("starts Java once more")
     command.publish([create_line(f"v{number}", 1.0) for number in range(30)])
     terminal, process_end = os.openpty()
     process = subprocess.Popen(

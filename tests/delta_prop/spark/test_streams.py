@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 pytestmark = pytest.mark.spark
-RESTARTS, RESTARTS_FULL = 3, 20
+RESTARTS, RESTARTS_FULL = 2, 20
 ROWS_PER_RESTART = 2_000
 QUERY_TIMEOUT_S = 120
 FINISH_ATTEMPTS = 5

@@ -69,7 +69,7 @@ def test_each_field_has_a_strategy(described: Any) -> None:
 def test_each_column_is_drawn() -> None:
     drawn_columns = 0
 
-    @settings(max_examples=1_500, phases=[Phase.generate])
+    @settings(max_examples=600, phases=[Phase.generate])
     @given(batches())
     def note_columns(batch: Batch) -> None:
         nonlocal drawn_columns
@@ -170,7 +170,7 @@ def sparse_row(index: int) -> Delta:
 FACT, TWO_FACTORS = Operation(Kind.OPAQUE, data=b"x"), Operation(Kind.SCALE, np.ones(2, np.float32))
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(bodies())
 @example((body_of(sparse_row(1)), body_of(sparse_row(65_536))))
 @example((body_of(sparse_row(1)), body_of(Delta("a", TWO_FACTORS), Delta("b", FACT))))
