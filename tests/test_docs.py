@@ -15,6 +15,7 @@ from delta_prop.client import ClientSettings
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.test_sync_producer import served
+from tools.architecture import source_files
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -117,14 +118,20 @@ def test_decision_numbers_are_unique() -> None:
     assert len(numbers) == len(set(numbers)), sorted(numbers)
 
 
-def test_table_of_changes_names_existing_files() -> None:
+def test_table_of_changes_names_existing_files_and_names() -> None:
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     table = page.partition("## Where do I change")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    sources = "\n".join(path.read_text("utf-8") for path in source_files(ROOT))
+    defined = set(re.findall(r"^\s*(?:async def|def|class) (\w+)|^(\w+) = ", sources, re.MULTILINE))
+    names = {name for pair in defined for name in pair}
     assert len(rows) >= 20
     for row in rows:
         folder = ROOT
-        for path in re.findall(r"`([\w./]+)`", row):
-            target = ROOT / path if (ROOT / path).exists() else folder / path
-            assert target.exists(), f"{path}: no such file; the row is {row[:60]}"
-            folder = target.parent if target.is_file() else target
+        for name in re.findall(r"`([\w./]+)`", row):
+            if "/" in name or name.endswith(".py"):
+                target = ROOT / name if (ROOT / name).exists() else folder / name
+                assert target.exists(), f"{name}: no such file; the row is {row[:60]}"
+                folder = target.parent if target.is_file() else target
+            else:
+                assert set(name.split(".")) <= names, f"{name}: not defined; the row is {row[:60]}"
