@@ -23,12 +23,11 @@ from delta_prop_wire.bounds import (
     check_parents,
     check_size,
 )
-from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, create
 from delta_prop_wire.errors import InvalidDelta, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 from delta_prop_wire.topics import Topic
-from delta_prop_wire.validate import validate_batch, validate_delta
+from delta_prop_wire.validate import is_opaque_only, validate_batch, validate_delta
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -68,7 +67,7 @@ def has_only_opaque(deltas: Sequence[Delta]) -> bool:
     for delta in deltas:
         if type(delta) is not Delta or delta.priority is not priority or delta.source is not source:
             return False
-        if not core_mode.core.is_opaque_only(delta):
+        if not is_opaque_only(delta):
             return False
     return True
 

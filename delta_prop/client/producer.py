@@ -37,10 +37,10 @@ from delta_prop.client.settings import ClientSettings
 from delta_prop.platform.one_shot import OneShot, one_shot_factory
 from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.bounds import check_ack_level, check_integer
-from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.spec import PARTITION_BITS, ErrorCode
+from delta_prop_wire.validate import is_opaque_only
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -237,7 +237,7 @@ class Producer:
         state = self._producer_state
         may_coalesce = len(deltas) == 1 and not after and timeout_s is None and not state.can_split
         delta = deltas[0] if may_coalesce else None
-        if type(delta) is Delta and core_mode.core.is_opaque_only(delta) and self._state == "open":
+        if type(delta) is Delta and is_opaque_only(delta) and self._state == "open":
             waker = self._new_waker()
             calls = state.offer_call(delta, waker, self._now(), self._changes)
             if calls is not None:  # the fast path

@@ -19,9 +19,8 @@ from delta_prop.producing.origin_sequence import OriginSequence, SentBatch
 from delta_prop.producing.sent_clocks import highest_dots
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.block import Block
-from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
-from delta_prop_wire.encode import encode_batch, encode_vectors
+from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
 from delta_prop_wire.errors import Refused
 
 QUERY_EPOCH = 0
@@ -340,7 +339,7 @@ class SequenceSender(OriginSequence[UnackedBatch]):
                 priority=self.priority,
             )
         if not has_gaps and not clock and all(offer.is_opaque_only for offer in offers):
-            batch = core_mode.core.encode_opaque(
+            batch = encode_opaque(
                 [delta for offer in offers for delta in offer.deltas]
                 if len(offers) > 1
                 else offers[0].deltas,

@@ -13,11 +13,12 @@ from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.refusals import service_closed
 from delta_prop.partition.admission_queue import AdmissionQueue
 from delta_prop.partition.capacity_monitor import CapacityMonitor
-from delta_prop.partition.core.fast_heads import FastVectorHeads
+from delta_prop.partition.core.make_heads import make_vector_heads
 from delta_prop.partition.ingest.epochs import epoch_floor, epoch_limit
 from delta_prop.partition.ingest.fair_queue import FairQueue
 from delta_prop.partition.ingest.origins import Origins
 from delta_prop.partition.ingest.seen_ids import WAITING_MAX, SeenIds
+from delta_prop.partition.ingest.vector_heads import VectorHeads
 from delta_prop.partition.order.orderer import Orderer
 from delta_prop.partition.pipeline import Pipeline
 from delta_prop.partition.storage.storage import Storage
@@ -244,7 +245,7 @@ class PipelineParts(NamedTuple):
     orderer: Orderer
     ids: SeenIds
     origins: Origins
-    vectors: FastVectorHeads
+    vectors: VectorHeads
 
 
 def _create_parts(settings: Settings, openings: int | None) -> PipelineParts:
@@ -281,5 +282,5 @@ def _create_parts(settings: Settings, openings: int | None) -> PipelineParts:
             epoch_floor=epoch_floor(openings),
             epoch_limit=epoch_limit(openings),
         ),
-        vectors=FastVectorHeads(heads_max=settings.heads_max),
+        vectors=make_vector_heads(heads_max=settings.heads_max),
     )

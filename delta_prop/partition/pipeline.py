@@ -218,7 +218,7 @@ class Pipeline:
         """True if `offer_coalesced` succeeds, unless the gate or the draft itself prevents it."""
         is_busy = self._running or self.queue.depth or self.orderer.has_pending or self.orderer.has_ready
         # A draft may need pending work.
-        return self.appender.is_fast and self.log.is_accepting and not (self.stop_refusal or is_busy)
+        return self.appender.takes_runs and self.log.is_accepting and not (self.stop_refusal or is_busy)
 
     def offer_coalesced(self, draft: CoalescedDraft | JoinedDraft, now: float) -> bool:
         """Append a draft of one or more calls, with the effect of `offer` for each, in fewer steps. Return

@@ -173,7 +173,7 @@ class FoldBuffer:
         batch = logged.batch
         if (
             run is None
-            or not core_mode.is_fast
+            or not core_mode.is_native
             or not batch.homogeneous
             or batch.kind != run.kind
             or batch.values_per_row != run.values_per_row
@@ -198,7 +198,7 @@ class FoldBuffer:
         logged = delivery.logged
         batch = logged.batch
         return (
-            core_mode.is_fast
+            core_mode.is_native
             and batch.kind in self._kinds
             and (batch.homogeneous or _has_only_numbers(batch))
             and logged.source is not _REPLICA

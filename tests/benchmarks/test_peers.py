@@ -33,8 +33,8 @@ from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, make_origin, opaque
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.fast.homogeneous import homogeneous_is_valid
 from delta_prop_wire.frames import Ack, BatchFrame, Heartbeat, OriginGrant
+from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,7 +147,8 @@ def test_our_raw_frames_are_valid_and_hold_given_fields() -> None:
         assert (frame.sequence, batch.base, batch.origin, batch.epoch) == (counter, counter, origin, 3)
         assert (batch.count, batch.ack_level, batch.namespace) == (5, AckLevel.LOGGED, "topic")
         assert frame.ack_wanted
-        assert homogeneous_is_valid(batch)
+        assert batch.homogeneous
+        validate_batch(batch)
         assert payloads_of(batch) == PAYLOADS
         keys.update(batch.keys)
     assert 5 < len(keys) <= KEYS

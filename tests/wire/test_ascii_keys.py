@@ -1,4 +1,4 @@
-"""pack_ascii_keys: keys packed together equal keys encoded one by one; other keys are not packed."""
+"""`pack_keys`: keys packed together equal keys encoded one by one; other keys are not packed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_wire.bounds import name_is_valid
-from delta_prop_wire.fast.encoders import pack_ascii_keys
+from tests.native_core import NativeCore, needs_native_core
 
+pytestmark = needs_native_core
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=8)
 KEYS = st.one_of(PRINTABLE, PRINTABLE, st.sampled_from(["", "é", "\n", "a\nb", "\x7f", "x" * 9, "\x1f"]))
 
@@ -20,7 +21,7 @@ KEYS = st.one_of(PRINTABLE, PRINTABLE, st.sampled_from(["", "é", "\n", "a\nb", 
 def test_ascii_keys_are_packed_with_their_ends(names: list[str], repetitions: int) -> None:
     names = names * repetitions
     are_ascii = all(name_is_valid(name, 8) and name.isascii() for name in names)
-    packed = pack_ascii_keys(names, 8)
+    packed = NativeCore().pack_keys(names, 8)
     assert (packed is not None) is are_ascii
     if packed is not None:
         texts, ends = packed
@@ -30,13 +31,13 @@ def test_ascii_keys_are_packed_with_their_ends(names: list[str], repetitions: in
 
 @pytest.mark.parametrize("names", [[], ["a", 1], ["a", b"b"], [None]])
 def test_invalid_keys_are_not_packed(names: list[object]) -> None:
-    assert pack_ascii_keys(names, 8) is None  # type: ignore[arg-type]
+    assert NativeCore().pack_keys(names, 8) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("position", [0, 40, 99])
 @pytest.mark.parametrize("invalid_key", ["", "x" * 9, "\n", "a\n", "\x00"])
 def test_one_invalid_key_among_many_is_found(position: int, invalid_key: str) -> None:
     names = ["a name"] * 100
-    assert pack_ascii_keys(names, 8) is not None
+    assert NativeCore().pack_keys(names, 8) is not None
     names[position] = invalid_key
-    assert pack_ascii_keys(names, 8) is None
+    assert NativeCore().pack_keys(names, 8) is None

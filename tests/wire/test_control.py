@@ -11,18 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire import control as control_module
 from delta_prop_wire.codec import decode, encode
-from delta_prop_wire.control import TEXT_BYTES_MAX, pack_control
+from delta_prop_wire.control import TEXT_BYTES_MAX
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import ProtocolError, UsageError
-from delta_prop_wire.fast.fast_core import FastCore
 from delta_prop_wire.frames import (
     Ack,
-    AckRange,
-    Credit,
     Describe,
     Fact,
     FactState,
@@ -39,7 +35,7 @@ from delta_prop_wire.frames import (
     UnknownRequest,
     Welcome,
 )
-from delta_prop_wire.packing import U64_MAX, unpack_map
+from delta_prop_wire.packing import U64_MAX
 from delta_prop_wire.requests import join_pages
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
@@ -246,51 +242,6 @@ def test_random_maps_raise_only_protocol_errors(kind: FrameType, fields: dict[st
 CURSORS = st.tuples(
     st.binary(min_size=15, max_size=17), st.integers(-1, U64_MAX) | st.none(), st.integers(-1, U64_MAX)
 )
-
-
-@given(
-    fields=st.dictionaries(st.sampled_from(("cursor", "credit", "")), CURSORS | JSON_LIKE, max_size=2),
-    flip=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 255)),
-    tail=st.binary(max_size=2),
-)
-def test_fast_ack_decoder_agrees_with_the_general_one(
-    fields: dict[str, Any], flip: tuple[int, int] | None, tail: bytes
-) -> None:
-    payload = bytearray(msgpack.packb(fields)) + tail
-    if flip is not None and flip[0] < len(payload):
-        payload[flip[0]] = flip[1]
-    short_ack = FastCore().unpack_ack(7, bytes(payload))
-    if short_ack is not None:
-        assert short_ack == control_module._unpack_ack(7, unpack_map("Ack", bytes(payload)))
-
-
-_numbers = st.integers(0, 2**62)
-
-
-@given(
-    st.builds(
-        Ack,
-        _numbers,
-        ranges=st.lists(st.builds(AckRange, _numbers, _numbers, _numbers, st.booleans()), max_size=3).map(
-            tuple
-        ),
-        credit=st.none() | st.builds(Credit, _numbers, _numbers),
-        processed=st.none() | _numbers,
-        correlation_id=st.none() | _numbers,
-        cursor=st.none() | st.just(Cursor(bytes(16), 1, 2)),
-    )
-)
-def test_fast_ack_encoder_agrees_with_the_general_one(ack: Ack) -> None:
-    assert pack_control(ack)[1] == control_module._pack_fields(control_module._ack_fields(ack))
-
-
-def test_fast_ack_decoder_reads_only_cursor_acks() -> None:
-    ack = Ack(7, cursor=Cursor(bytes(16), 3, 1 << 40))
-    raw = encode(ack)
-    assert FastCore().unpack_ack(7, raw[16:-4]) == ack == decode(raw)
-    for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, processed=3)):
-        assert FastCore().unpack_ack(7, encode(other)[16:-4]) is None
-        assert decode(encode(other)) == other
 
 
 # --- frames of later versions

@@ -1,4 +1,4 @@
-"""Frames received together are decoded as runs; frames, credit and errors are as for each one alone."""
+"""Frames received together are taken as runs; frames, credit and errors are as for each one alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, create, delete, opaque, sparse
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import ProtocolError
-from delta_prop_wire.fast import frame_runs
-from delta_prop_wire.fast.homogeneous import homogeneous_body_is_valid
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Heartbeat, Hello, Subscribe, Welcome
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import HEADER_BYTES
+from tests.native_core import needs_native_core
 
+pytestmark = needs_native_core
 OPERATIONS = (opaque(b"x"), opaque(bytes(300)), create([1.0, 2.0]), sparse([1], [2.0]), delete())
 KINDS = (
     "homogeneous",
@@ -44,7 +44,7 @@ KINDS = (
     "invalid",
 )
 NAMES = {"no id": "", "not ASCII": "é"}
-"""The vector ids of batches that no run takes, by kind."""
+"""The vector ids of batches of some kinds."""
 PIECES = st.tuples(
     st.sampled_from(KINDS),
     st.sampled_from(OPERATIONS),
@@ -184,23 +184,17 @@ def test_run_whose_sequence_does_not_rise_is_refused(is_split: bool) -> None:
         connection.next_event()
 
 
-def test_frames_outside_runs_are_not_checked_repeatedly() -> None:
-    frame_count = 40
-    raw = bytes_of([("no id", opaque(b"x"), 1, 0, True)] * frame_count)
-    connection, check_count = open_connection(Credit(10_000, 10_000_000)), 0
-
-    def counting_check(batch: Batch) -> bool:
-        nonlocal check_count
-        check_count += 1
-        return homogeneous_body_is_valid(batch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame_runs, "homogeneous_body_is_valid", counting_check)
-        connection.receive(raw)
-        for _ in range(frame_count):
-            assert connection.next_run() is None
-            assert isinstance(connection.next_event(), BatchFrame)
-    assert check_count <= 2 * frame_count + 1
+def test_runs_stay_short_after_an_invalid_frame() -> None:
+    connection = open_connection(Credit(10_000, 10_000_000))
+    kinds = ["homogeneous", "no id", *["homogeneous"] * 12]
+    connection.receive(bytes_of([(kind, opaque(b"x"), 1, 0, True) for kind in kinds]))
+    assert connection.next_run() is not None
+    assert connection.next_run() is None
+    assert isinstance(connection.next_event(), BatchFrame)
+    lengths = []
+    while (run := connection.next_run()) is not None:
+        lengths.append(len(run.batches))
+    assert lengths == [1, 2, 4, 5]
 
 
 def test_batch_of_a_run_owns_only_its_bytes() -> None:

@@ -16,16 +16,17 @@ import pytest
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.body_checks import check_body, check_columns, parse_batch
 from delta_prop_wire.codec import decode, encode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Dot, Kind, ParentPosition, create, delete, opaque, sparse
 from delta_prop_wire.encode import assemble, encode_batch, encode_noop, encode_vectors
-from delta_prop_wire.errors import InvalidDelta, ProtocolError
-from delta_prop_wire.fast.homogeneous import homogeneous_is_intact
+from delta_prop_wire.errors import InvalidDelta, ProtocolError, Refused
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.layout import CLOCK_ENTRY, PARENT, POSITION, Column
 from delta_prop_wire.spec import BATCH_ROWS_MAX, CLOCK_ENTRIES_MAX, ErrorCode
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.validate import validate_batch
+from tests.native_core import NativeCore, needs_native_core
 
 
 def body(columns: dict[Column, bytes]) -> bytes:
@@ -183,26 +184,27 @@ def test_mutated_body_is_refused_or_fully_readable(full: bool) -> None:
     assert accepted_count > rounds // 4  # some bits are values, and any value is valid
 
 
-def test_fast_check_accepts_only_what_the_general_check_does(full: bool) -> None:
+@needs_native_core
+def test_native_core_accepts_only_what_the_twin_does(full: bool) -> None:
     rng, outcomes = random.Random(4), Counter[str]()
-    for _, original in product(
-        range(20_000 if full else 600), [original for original in ORIGINALS if original.homogeneous]
-    ):
+    for _, original in product(range(20_000 if full else 600), ORIGINALS):
         raw = mutate(bytes(original.body[:-4]), rng)
         raw += crc32c(raw).to_bytes(4, "little")
-        batch = Batch(raw)
-        is_fast = batch.homogeneous and homogeneous_is_intact(batch)
+        native = NativeCore().parse_batch(raw)
         try:
             check_body(memoryview(raw))
-            check_columns(Batch(raw))
-        except ProtocolError:
-            outcomes["wrongly accepted" if is_fast else "refused"] += 1
+            check_columns(twin := Batch(raw))
+            with core_mode.switched("python"):
+                validate_batch(twin)
+        except (ProtocolError, Refused):
+            outcomes["refused" if native is None else "wrongly accepted"] += 1
         else:
-            outcomes["fast" if is_fast else "general"] += 1
-            assert parse_batch(raw).keys == (general := Batch(raw)).keys
-            assert parse_batch(raw).namespaces == general.namespaces
+            outcomes["general" if native is None else "native"] += 1
+            if native is not None:
+                read_everything(native)
+                assert (native.keys, native.namespaces) == (twin.keys, twin.namespaces)
     assert "wrongly accepted" not in outcomes
-    assert min(outcomes["refused"], outcomes["fast"], outcomes["general"]) > 10, outcomes
+    assert min(outcomes["refused"], outcomes["native"], outcomes["general"]) > 10, outcomes
 
 
 TWO_KEYS = {Column.KEY_ENDS: struct.pack("<II", 1, 2), Column.KEYS: b"kl", Column.NAMESPACES: b"\1\0n"}

@@ -14,7 +14,6 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Priority, Source, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import ProtocolError
-from delta_prop_wire.fast.fast_core import FastCore
 from delta_prop_wire.header import pack_header, unpack_header
 from delta_prop_wire.spec import (
     COUNTER_MAX,
@@ -33,6 +32,7 @@ from delta_prop_wire.stamp import (
     stamp_crc,
     unpack_stamp,
 )
+from tests.native_core import NativeCore, needs_native_core
 
 HEADER = pack_header(FrameType.BATCH, Flag.BATCHED, 17, 128)
 STAMP = Stamp(
@@ -96,6 +96,7 @@ def test_logged_head_equals_the_general_head(offset: int, stamp: Stamp, priority
     assert crc == stamp_crc(head[HEADER_BYTES:])
 
 
+@needs_native_core
 @given(
     NUMBERS,
     STAMPS,
@@ -103,7 +104,7 @@ def test_logged_head_equals_the_general_head(offset: int, stamp: Stamp, priority
     st.sampled_from([48, 47, 1 << 20, FRAME_PAYLOAD_BYTES_MAX + 1]),
     st.integers(0, 64 * 8),
 )
-def test_fast_head_decoder_agrees_with_the_general_one(
+def test_native_head_decoder_agrees_with_the_general_one(
     sequence: int, stamp: Stamp, flags: int, length: int, flipped_bit: int
 ) -> None:
     header = pack_header(FrameType.BATCH, flags ^ 1 | Flag.BATCHED, sequence, length)
@@ -115,17 +116,17 @@ def test_fast_head_decoder_agrees_with_the_general_one(
         general_stamp = unpack_stamp(raw[HEADER_BYTES:], raw[:HEADER_BYTES])
     except ProtocolError:
         parsed = general_stamp = None
-    fast = FastCore().unpack_logged_head(bytes(raw))
+    native = NativeCore().unpack_logged_head(bytes(raw))
     if (
         parsed is None
         or general_stamp is None
         or parsed.type is not FrameType.BATCH
         or parsed.flags & Flag.COMPRESSED
     ):
-        assert fast is None
+        assert native is None
     else:
-        assert fast == (parsed.sequence, parsed.length, general_stamp)
-        assert fast[2].crc == general_stamp.crc
+        assert native == (parsed.sequence, parsed.length, general_stamp)
+        assert native[2].crc == general_stamp.crc
 
 
 def test_producer_stamp_holds_only_its_partition() -> None:

@@ -36,14 +36,14 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.encode import assemble, encode_batch, encode_noop, encode_vectors
 from delta_prop_wire.errors import InvalidDelta
-from delta_prop_wire.fast.fast_core import FastCore
-from delta_prop_wire.fast.homogeneous import homogeneous_is_valid
 from delta_prop_wire.layout import EXPECT, Column
 from delta_prop_wire.spec import COUNTER_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, METADATA_BYTES_MAX, ErrorCode
 from delta_prop_wire.validate import (
+    is_opaque_only,
     validate_batch,
     validate_delta,
 )
+from tests.native_core import NativeCore, needs_native_core
 
 GOOD = Delta("doc-1", create([1, 2]))
 NAN, INF = float("nan"), float("inf")
@@ -344,10 +344,10 @@ ODD_VALUES = st.sampled_from(
         st.sampled_from([field.name for field in dataclasses.fields(Delta)]), ODD_VALUES, max_size=2
     ),
 )
-def test_fast_check_accepts_no_invalid_delta(delta: Delta, odd_values: dict[str, Any]) -> None:
+def test_short_check_accepts_no_invalid_delta(delta: Delta, odd_values: dict[str, Any]) -> None:
     delta = replace(delta, **odd_values)
     try:
-        is_accepted = FastCore().is_opaque_only(delta)
+        is_accepted = is_opaque_only(delta)
     except AttributeError:  # not an Operation: callers reject it earlier
         assert not isinstance(delta.operation, Operation)
         return
@@ -356,8 +356,8 @@ def test_fast_check_accepts_no_invalid_delta(delta: Delta, odd_values: dict[str,
 
 
 @pytest.mark.parametrize("data", [bytes(DELTA_BYTES_MAX), bytes(DELTA_BYTES_MAX + 1)])
-def test_fast_check_respects_the_byte_bound(data: bytes) -> None:
-    assert FastCore().is_opaque_only(Delta("a", opaque(data))) is (len(data) <= DELTA_BYTES_MAX)
+def test_short_check_respects_the_byte_bound(data: bytes) -> None:
+    assert is_opaque_only(Delta("a", opaque(data))) is (len(data) <= DELTA_BYTES_MAX)
 
 
 UNIFORM_KINDS = st.sampled_from(
@@ -367,6 +367,7 @@ BLOBS = st.sampled_from([b"", b"", b"x", b"abc"])
 KEYS = st.sampled_from(["a", "key-1", "", "x" * 512, "x" * 513, "a\x1f", "\x7f", "é"])
 
 
+@needs_native_core
 @given(
     UNIFORM_KINDS,
     st.lists(st.tuples(KEYS, BLOBS), min_size=1, max_size=60),
@@ -385,7 +386,7 @@ def test_homogeneous_check_agrees_with_validation(
     batch, general = batch_of(rows), batch_of(rows)
     assert batch.homogeneous
     fault = first_refusal(rows)
-    is_accepted = homogeneous_is_valid(batch)
+    is_accepted = NativeCore().batch_is_valid(batch)
     assert is_accepted <= (fault is None)
     assert is_accepted or fault or not batch.homogeneous or any(not key.isascii() for key in keys)
     for name in ("keys", "namespace_names", "namespace"):
@@ -395,10 +396,11 @@ def test_homogeneous_check_agrees_with_validation(
     assert [batch.blob(row) for row in range(len(rows))] == [row.operation.data for row in rows]
 
 
+@needs_native_core
 @pytest.mark.parametrize("kind", [Kind.CREATE, Kind.SPARSE, Kind.DELETE, Kind.METADATA, Kind.TRANSFORM])
 def test_invalid_bytes_of_a_kind_are_refused(kind: Kind) -> None:
     batch = batch_of([Delta("a", Operation(kind, floats(1) if kind is Kind.CREATE else None, data=b"\n"))])
-    assert not homogeneous_is_valid(batch)
+    assert not NativeCore().batch_is_valid(batch)
     with pytest.raises(InvalidDelta):
         validate_batch(batch)
 

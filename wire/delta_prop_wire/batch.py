@@ -232,10 +232,8 @@ class Batch:
 
     def drop_decoded_keys(self) -> None:
         """Drop the decoded vector ids, to free memory; the next access to `keys` decodes them again."""
-        if self.decoded:
-            self.decoded = False
-            del self.keys
-            self.__dict__.pop("namespace_index", None)
+        self.__dict__.pop("keys", None)
+        self.__dict__.pop("namespace_index", None)
 
     @lazy
     def namespace_names(self) -> tuple[str, ...]:
@@ -393,14 +391,10 @@ class Batch:
         """True if some row changes metadata."""
         return self.columns_mask >> Column.METADATA & 1 != 0
 
-    decoded = False
-    """True if the columns were checked and the vector ids decoded (`fast/homogeneous.py`)."""
     validated = False
-    """True if all bounds were checked when the body was read (`fast/row_templates.py`)."""
+    """True if the native core has checked all bounds."""
     unreadable_row: int | None = None
     """The first row whose metadata change breaks a bound and cannot be read; None for a batch in a log."""
-    key_bytes_bound: int
-    """An upper bound of the bytes of any vector id; set if `decoded`."""
 
     # --- rows
 

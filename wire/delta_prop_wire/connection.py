@@ -148,7 +148,7 @@ class Connection:
         Raises UsageError if the rules or the credit forbid it, Refused (TOO_LARGE) for a delta.
         """
         if (
-            core_mode.is_fast
+            core_mode.is_native
             and type(frame) is Ack
             and frame.correlation_id is None
             and self.phase is Phase.OPEN

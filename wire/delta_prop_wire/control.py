@@ -18,7 +18,6 @@ from delta_prop_wire.control_values import (
     read_u32,
     read_u64,
 )
-from delta_prop_wire.core import core_mode
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
@@ -69,8 +68,7 @@ def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
     """Return type and payload of a control frame. Raises UsageError as `pack_request` does."""
     match frame:
         case Ack():
-            payload = core_mode.core.pack_ack(frame)
-            return FrameType.ACK, _pack_fields(_ack_fields(frame)) if payload is None else payload
+            return FrameType.ACK, _pack_fields(_ack_fields(frame))
         case Nack():
             return FrameType.NACK, _pack_fields(_nack_fields(frame))
         case Backpressure():
@@ -85,8 +83,6 @@ def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
 
 def unpack_control(kind: FrameType, sequence: int, payload: Buffer) -> ControlFrame:
     """Read the payload of a control frame. Raises ProtocolError, naming the field."""
-    if kind is FrameType.ACK and (ack := core_mode.core.unpack_ack(sequence, payload)) is not None:
-        return ack
     name = kind.name.capitalize()
     fields = unpack_map(name, payload) if memoryview(payload) else Fields(name, {})
     return _UNPACK[kind](sequence, fields)
@@ -101,19 +97,24 @@ def _pack_fields(fields: dict[str, Any]) -> bytes:
 
 
 def _ack_fields(ack: Ack) -> dict[str, Any]:
-    request, response = (None, None) if ack.response is None else pack_response(ack.response)
-    return {
-        "ranges": ack.ranges or None,
-        "processed": ack.processed,
-        "cursor": ack.cursor,
-        "credit": ack.credit,
-        "correlation_id": ack.correlation_id,
-        "request": request,
-        "response": response,
-        "more": ack.more or None,
-        "stream": ack.stream or None,
-        "partition": ack.partition or None,
-    }
+    """Return the fields that are present, one by one, since most Acks have two."""
+    fields: dict[str, Any] = {}
+    if ack.ranges:
+        fields["ranges"] = ack.ranges
+    if ack.processed is not None:
+        fields["processed"] = ack.processed
+    if ack.cursor is not None:
+        fields["cursor"] = ack.cursor
+    if ack.credit is not None:
+        fields["credit"] = ack.credit
+    if ack.correlation_id is not None:
+        fields["correlation_id"] = ack.correlation_id
+    if ack.response is not None:
+        fields["request"], fields["response"] = pack_response(ack.response)
+    for name, place in (("more", ack.more), ("stream", ack.stream), ("partition", ack.partition)):
+        if place:
+            fields[name] = place
+    return fields
 
 
 def _unpack_ack(sequence: int, fields: Fields) -> Ack:

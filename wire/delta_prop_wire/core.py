@@ -1,14 +1,15 @@
 """The boundary of the core: what is done per row and per frame, and the choice of who does it.
 
-A function that has a faster way asks `core_mode.core` first. `Core` itself takes nothing, so each function
-goes its general way, which is complete by itself. `delta_prop_wire.fast` takes most work in fewer steps, with
-the same result. Importing `delta_prop` installs it, unless `DELTA_PROP_CORE=general`.
+A function whose work the native core can do asks `core_mode.core` first. `Core` itself takes nothing, so each
+function goes its general way, in Python, which is complete by itself and defines the result. `native_core.py`
+takes most work, with the same result. Importing `delta_prop` chooses it if it is installed, unless the
+environment has `DELTA_PROP_CORE=python`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.buffer import ReceiveBuffer
     from delta_prop_wire.credit_window import CreditWindow
-    from delta_prop_wire.delta import AckLevel, Delta, KnownIds, Priority, Source
-    from delta_prop_wire.frames import Ack
+    from delta_prop_wire.delta import KnownIds, Source
     from delta_prop_wire.stamp import Stamp
 
 VARIABLE = "DELTA_PROP_CORE"
@@ -43,22 +43,18 @@ class FrameRun:
 
 
 class Core:
-    """The general core. Each method returns None, or False, for work that it leaves to the general way.
+    """The boundary, and the twin: each method returns None, or False, for work left to the general way.
 
-    No method has a clock, I/O or an await. Another core overrides some methods.
+    No method has a clock, I/O or an await. The native core overrides all of them.
     """
 
     __slots__ = ()
 
     def parse_batch(self, body: bytes | memoryview) -> Batch | None:
-        """Read a body and check all of it, as `body_checks.parse_batch` does."""
+        """Read a body and check all of it, as `body_checks.parse_batch` and `validate.validate_batch` do."""
 
     def batch_is_valid(self, batch: Batch) -> bool:
         """True if `validate.validate_batch` would accept a batch; if False, it may accept it nevertheless."""
-        return False
-
-    def is_opaque_only(self, delta: Delta) -> bool:
-        """True if a delta is valid, and sets only the bytes of a fact, under names of printable ASCII."""
         return False
 
     def pack_keys(self, keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None:
@@ -70,47 +66,18 @@ class Core:
     def encode_columns(
         self,
         header: tuple[int, ...],
-        keys: Sequence[str],
+        packed_keys: tuple[bytes, bytes],
         namespace: str,
         *,
         width: int,
         values: Sequence[Buffer],
         indices: Sequence[Buffer] | None,
-        packed_keys: tuple[bytes, bytes] | None,
     ) -> Batch | None:
         """Encode rows of `width` numbers each, as `encode.encode_columns` does without clock and ids.
 
-        `header`: the fields of the body's header from the attributes to the mask of kinds.
+        `header`: the fields of the body's header from the attributes to the mask of kinds. `packed_keys`: as
+        `encode.pack_texts` returns them.
         """
-
-    def encode_row(
-        self,
-        key: bytes,
-        values: Buffer,
-        indices: Buffer | None,
-        *,
-        width: int,
-        namespace: str,
-        kind: int,
-        origin: int,
-        base: int,
-        ack_level: AckLevel,
-        priority: Priority,
-        hybrid_time: int,
-    ) -> Batch | None:
-        """Encode one row, whose key is printable ASCII, as `encode.encode_columns` does."""
-
-    def encode_opaque(
-        self,
-        deltas: Sequence[Delta],
-        *,
-        origin: int,
-        base: int,
-        epoch: int,
-        ack_level: AckLevel,
-        priority: Priority,
-    ) -> Batch | None:
-        """Encode deltas that pass `is_opaque_only`, as `encode.encode_batch` does."""
 
     def pack_logged_head(
         self,
@@ -132,12 +99,6 @@ class Core:
         None also for any other or invalid frame, whose error `unpack_header` or `unpack_stamp` raises.
         """
 
-    def pack_ack(self, ack: Ack) -> bytes | None:
-        """Return the payload of an Ack."""
-
-    def unpack_ack(self, sequence: int, payload: Buffer) -> Ack | None:
-        """Read the payload of an Ack."""
-
     def take_run(
         self, buffer: ReceiveBuffer, window: CreditWindow, payload_bytes_max: int, sequence_min: int
     ) -> FrameRun | None:
@@ -149,42 +110,48 @@ class Core:
 
 
 class CoreMode:
-    """The core of the process: `core`, for reading only, and `is_fast`, which is False for the general one.
+    """The core of the process: `core`, for reading only, and `is_native`, which is False for the twin.
 
-    Paths that are not in the core, since they touch a pipeline or a sink, ask `is_fast` before their first
+    Paths that are not in the core, since they touch a pipeline or a sink, ask `is_native` before their first
     step.
     """
 
-    __slots__ = ("_make_core", "core", "is_fast")
-    core: Core
+    __slots__ = ("_make_native", "_python", "core", "is_native")
 
     def __init__(self) -> None:
-        self._make_core: dict[str, Callable[[], Core]] = {"general": Core}
-        self.choose("general")
+        self._python, self._make_native = Core(), None
+        self.core: Core = self._python
+        self.is_native = False
 
     def install(self, make: Callable[[], Core]) -> None:
-        """Make a core available under the name `fast`; `make` returns it."""
-        self._make_core["fast"] = make
+        """Make the native core available; `make` returns it, and raises ImportError if it cannot."""
+        self._make_native: Callable[[], Core] | None = make
 
     def choose(self, name: str) -> None:
-        """Choose the core by its name; it is made at its first use. Raises UsageError."""
-        if name not in self._make_core:
-            raise UsageError(f"{VARIABLE}={name!r:.40}: give {' or '.join(sorted(self._make_core))}")
-        self.is_fast = name == "fast"
-        with suppress(AttributeError):
-            del self.core
+        """Choose the core by its name. Raises UsageError."""
+        if name not in ("native", "python"):
+            raise UsageError(f"{VARIABLE}={name!r:.40}: give native or python")
+        if name == "python":
+            self.core, self.is_native = self._python, False
+            return
+        try:
+            if self._make_native is None:
+                raise ImportError("delta_prop is not imported")
+            self.core, self.is_native = self._make_native(), True
+        except ImportError as error:
+            raise UsageError(
+                f"{VARIABLE}=native: there is no native core ({error}): install it, or give python"
+            ) from None
 
-    def __getattr__(self, name: str) -> Core:
-        """Make the core at its first use, since its import may take long."""
-        if name != "core":
-            raise AttributeError(name)
-        self.core = self._make_core["fast" if self.is_fast else "general"]()
-        return self.core
+    @property
+    def name(self) -> str:
+        """The name of the core: `native` or `python`."""
+        return "native" if self.is_native else "python"
 
     @contextmanager
     def switched(self, name: str) -> Iterator[None]:
         """Use a core inside a `with`, in a test that compares both."""
-        before = "fast" if self.is_fast else "general"
+        before = self.name
         self.choose(name)
         try:
             yield

@@ -208,7 +208,7 @@ def encode_columns(
     if not clock and ids is None:
         header = attributes, len(keys), origin, epoch, 0, base, hybrid_time, 1 << kind
         batch = core_mode.core.encode_columns(
-            header, keys, namespace, width=width, values=values, indices=indices, packed_keys=packed_keys
+            header, packed_keys or pack_texts(keys), namespace, width=width, values=values, indices=indices
         )
     if batch is None:
         columns: dict[Column, bytes] = {}
@@ -235,6 +235,29 @@ def encode_columns(
         batch.keys = list(keys)  # saves decoding, and shares the strings of recurring names
     batch.namespace, batch.namespace_names, batch.values_per_row = namespace, (namespace,), width
     return batch
+
+
+def encode_opaque(
+    deltas: Sequence[Delta], *, origin: int, base: int, epoch: int, ack_level: AckLevel, priority: Priority
+) -> Batch | None:
+    """Encode deltas that pass `is_opaque_only`, as `encode_batch` does; None if one has a timestamp."""
+    if any(delta.timestamp for delta in deltas):
+        return None
+    columns = name_columns([delta.namespace for delta in deltas], [delta.vector_id for delta in deltas])
+    blobs = [delta.operation.data for delta in deltas]
+    if any(blobs):
+        columns[Column.BLOBS] = b"".join(blobs)
+        columns[Column.BLOB_ENDS] = pack_ends(map(len, blobs))
+    return assemble(
+        columns,
+        attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
+        count=len(deltas),
+        origin=origin,
+        epoch=epoch,
+        base=base,
+        hybrid_time=0,
+        kinds_mask=1 << Kind.OPAQUE,
+    )
 
 
 def encode_noop(

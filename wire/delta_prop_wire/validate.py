@@ -39,7 +39,7 @@ from delta_prop_wire.bounds import (
     refuse,
 )
 from delta_prop_wire.core import core_mode
-from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind
+from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import Column
 from delta_prop_wire.packed_metadata import PackedMetadata, packed_json_fault
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 def validate_delta(delta: Delta) -> None:
     """Raise InvalidDelta for the first part that breaks a bound."""
-    if core_mode.core.is_opaque_only(delta):
+    if is_opaque_only(delta):
         return
     check_name("vector_id", delta.vector_id, VECTOR_ID_BYTES_MAX)
     check_name("namespace", delta.namespace, NAMESPACE_BYTES_MAX)
@@ -90,13 +90,46 @@ def validate_delta(delta: Delta) -> None:
         check_clock(delta.clock)
 
 
+def is_opaque_only(delta: Delta) -> bool:
+    """True if a delta is valid, and sets only the bytes of a fact, under names of printable ASCII."""
+    operation = delta.operation
+    if type(operation) is not Operation or operation.kind is not _OPAQUE:
+        return False
+    data, key, namespace = operation.data, delta.vector_id, delta.namespace
+    return (
+        operation.values is None
+        and operation.indices is None
+        and type(data) is bytes
+        and len(data) <= DELTA_BYTES_MAX
+        and delta.metadata is None
+        and delta.id is None
+        and delta.dot is None
+        and delta.expect is None
+        and delta.parents == ()
+        and delta.clock == ()
+        and delta.topics == ()
+        and type(delta.timestamp) is int
+        and 0 <= delta.timestamp < 1 << 64
+        and type(delta.priority) is Priority
+        and type(delta.source) is Source
+        and type(key) is str
+        and type(namespace) is str
+        and key.isascii()
+        and key.isprintable()
+        and 0 < len(key) <= VECTOR_ID_BYTES_MAX
+        and namespace.isascii()
+        and namespace.isprintable()
+        and 0 < len(namespace) <= NAMESPACE_BYTES_MAX
+    )
+
+
 def validate_batch(batch: Batch) -> None:
     """Raise InvalidDelta that names the first bad row. Control rows hold no delta and are not checked."""
     if batch.validated or batch.is_control:
         return
     if batch.is_state:
         refuse("batch", "state rows, which only a snapshot holds: send changes")
-    if batch.homogeneous and core_mode.core.batch_is_valid(batch):
+    if core_mode.core.batch_is_valid(batch):
         return
     columns = batch.columns_mask
     if columns >> Column.ROW_OFFSETS & 1:
@@ -109,7 +142,7 @@ def validate_batch(batch: Batch) -> None:
 def common_columns_only(batch: Batch) -> bool:
     """True if a batch is homogeneous except for the kinds, namespaces and lengths of its rows."""
     return batch.homogeneous or (
-        not batch.columns_mask & ~COMMON_COLUMNS and not batch.attributes & RARE_ATTRIBUTES
+        not batch.columns_mask & ~_COMMON_COLUMNS and not batch.attributes & _RARE_ATTRIBUTES
     )
 
 
@@ -119,14 +152,14 @@ def namespace_is_valid(name: str) -> bool:
     return name_is_valid(name, NAMESPACE_BYTES_MAX)
 
 
-COMMON_COLUMNS = sum(
+_COMMON_COLUMNS = sum(
     1 << column
     for column in (
         *(Column.KEY_ENDS, Column.KEYS, Column.NAMESPACES, Column.KINDS, Column.NAMESPACE_INDEX),
         *(Column.BLOB_ENDS, Column.BLOBS, Column.VALUE_ENDS, Column.INDICES, Column.VALUES),
     )
 )
-RARE_ATTRIBUTES = sum(
+_RARE_ATTRIBUTES = sum(
     (
         *(Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK, Attribute.CONTROL),
         *(Attribute.ROW_OFFSETS, Attribute.COUNTER_GAPS, Attribute.STATE_ROWS),
@@ -136,6 +169,7 @@ _FULL_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 _IS_VECTOR = bytes(kind in _FULL_VECTOR_KINDS for kind in range(256))
 _METADATA_BIT = 1 << Kind.METADATA
 _TRANSFORM = int(Kind.TRANSFORM)
+_OPAQUE = Kind.OPAQUE
 _ANY = np.logical_or.reduce
 _OPERAND_BOUNDS = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
 _VARYING_COLUMNS = 1 << Column.KINDS | 1 << Column.VALUE_ENDS | 1 << Column.BLOBS
@@ -150,8 +184,6 @@ _EXTRA_COLUMNS = sum(
 def _names_are_valid(batch: Batch) -> bool:
     if not all(map(namespace_is_valid, batch.namespace_names)):
         return False
-    if batch.decoded:  # then all are printable ASCII, and none is empty
-        return batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX
     raw, keys = batch.column(Column.KEYS), batch.keys
     if raw is None:
         return False

@@ -115,7 +115,7 @@ class Appender:
         return (logged,), PublishAck(logged.offset, batch.dot(0), batch.count, level)
 
     @property
-    def is_fast(self) -> bool:
+    def takes_runs(self) -> bool:
         """True if `append_run` and `append_coalesced` may take something."""
         return False
 
@@ -445,8 +445,6 @@ class Appender:
 
     def _count_concurrent(self, batch: Batch) -> None:
         """Count the rows whose vector was changed by an update that this batch had not seen."""
-        if self.vectors.writer_count < 2 and self._watermarks.get(batch.origin, 0) > 0:
-            return
         clock = () if batch.homogeneous else batch.clock
         self.vectors.count_concurrent(
             batch, lambda other: self._clocks.seen_counter(batch.origin, clock, other)

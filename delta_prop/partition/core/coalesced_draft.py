@@ -240,22 +240,6 @@ class CoalescedDraft:
 
     def encode(self, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int) -> Batch:
         """Return the batch of all rows with the dots from (origin, base) on; none of them is a duplicate."""
-        if self.count == 1 and not clock and self._ascii_keys is not None:
-            batch = core_mode.core.encode_row(
-                self._ascii_keys[0],
-                self._values[0],
-                None if self._indices is None else self._indices[0],
-                width=self.width,
-                namespace=self.namespace,
-                kind=self.kind,
-                origin=origin,
-                base=base,
-                ack_level=self.ack_level,
-                priority=self.priority,
-                hybrid_time=hybrid_time,
-            )
-            if batch is not None:
-                return batch
         return encode_columns(
             self.keys,
             self._values,

@@ -73,7 +73,6 @@ class VectorHeads:
         self._writers: list[int] = []
         self._count = 0
         self._complete = True
-        self._changes = 0  # number of times that more than heads may have changed
         self.concurrent_updates = 0
 
     @property
@@ -88,9 +87,14 @@ class VectorHeads:
 
     def head(self, namespace: str, vector_id: str) -> Dot | None:
         """Return the last dot of a vector; None if no head is stored."""
+        head = self.stored_head(namespace, vector_id)
+        return None if head is None else head.dot
+
+    def stored_head(self, namespace: str, vector_id: str) -> Head | None:
+        """Return the head of a vector; None if none is stored."""
         known = self._namespaces.get(namespace)
         code = None if known is None else known.heads.get(vector_id)
-        return None if code is None else self._dot(code)
+        return None if known is None or code is None else Head(self._dot(code), vector_id not in known.dead)
 
     def is_incomplete(self, namespace: str) -> bool:
         """Return True if a vector without a stored head may exist nevertheless."""
@@ -114,12 +118,17 @@ class VectorHeads:
                     f"namespace {name!r}: the sink's vectors have {dimension} numbers, the log's {present}: "
                     "attach this sink before publishing, or use another namespace"
                 )
+        self._forget_absence()
+        for name, dimension in dimensions.items():
+            self._fix_dimension(name, dimension)
+
+    def _forget_absence(self) -> None:
         self._complete = False
-        self._changes += 1
         for known in self._namespaces.values():
             known.complete = False
-        for name, dimension in dimensions.items():
-            self._get_namespace(name).dimension = dimension
+
+    def _fix_dimension(self, namespace: str, dimension: int) -> None:
+        self._get_namespace(namespace).dimension = dimension
 
     def check(self, batch: Batch, load: Callable[[str, str], Head | None]) -> None:
         """Raise Refused for the first row that cannot apply: wrong dimension, unknown vector, or unmet
@@ -139,7 +148,6 @@ class VectorHeads:
 
     def note_appended(self, batch: Batch, source: Source) -> None:
         """Update heads, tombstones and dimensions."""
-        self._changes += 1
         if batch.is_control:
             return
         writer = self._writer_indexes.setdefault(batch.origin, len(self._writers))
@@ -156,6 +164,20 @@ class VectorHeads:
         if self._count > self._heads_max:
             self._drop_oldest()
 
+    def append_run(self, batches: Sequence[Batch], source: Source, seen: Callable[[int], int]) -> int:
+        """Run `check`, `count_concurrent` and `note_appended` for each batch, up to the first refused one.
+
+        Return the number of batches noted. They have only common columns. `seen`: as for `count_concurrent`.
+        """
+        for number, batch in enumerate(batches):
+            try:
+                self.check_rows(batch)
+            except InvalidDelta:
+                return number
+            self.count_concurrent(batch, seen)
+            self.note_appended(batch, source)
+        return len(batches)
+
     def other_heads(self, batch_origin: int, rows: Iterator[tuple[str, str]]) -> Iterator[tuple[int, Dot]]:
         """Yield (row, head) for each row whose vector was last written by another origin."""
         own = self._writer_indexes.get(batch_origin, -1)
@@ -171,17 +193,22 @@ class VectorHeads:
         `seen`: returns the highest counter of another origin that this origin had seen. Call
         `count_concurrent` before the batch is appended.
         """
+        heads = self._concurrent_heads(batch, seen)
+        if batch.homogeneous or not heads:
+            self.concurrent_updates += len(heads)
+            return
+        parents = set(batch.parents)
+        self.concurrent_updates += sum([head not in parents for head in heads])
+
+    def _concurrent_heads(self, batch: Batch, seen: Callable[[int], int]) -> list[tuple[int, Dot]]:
+        """Return the (row, head) of each row that `count_concurrent` counts unless it names a parent."""
         writer = self._writer_indexes.get(batch.origin, -1)
         named = [self._namespaces.get(name) for name in batch.namespace_names]
         if all(known is None or known.writer in (None, writer) for known in named):
-            return
+            return []
         codes = self._head_codes(batch)
         rows = find_concurrent_rows(codes, writer, self._limits(seen))
-        if batch.homogeneous or not rows:
-            self.concurrent_updates += len(rows)
-            return
-        parents = set(batch.parents)
-        self.concurrent_updates += sum([(row, self._dot(codes[row] or 0)) not in parents for row in rows])
+        return [(row, self._dot(codes[row] or 0)) for row in rows]
 
     def _limits(self, seen: Callable[[int], int]) -> Callable[[int], int]:
         """Return a function from an origin's index to the code of the origin's last seen delta."""
@@ -232,7 +259,6 @@ class VectorHeads:
 
     def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
         """Restore the state from a checkpoint."""
-        self._changes += 1
         self._writers = list(saved.writers)
         self._writer_indexes = {origin: index for index, origin in enumerate(self._writers)}
         self._complete = saved.complete
@@ -249,7 +275,6 @@ class VectorHeads:
 
     def load_states(self, batch: Batch) -> None:
         """Restore from state rows of a snapshot: heads, tombstones, and the most common dimension."""
-        self._changes += 1
         for row, (_, origin, counter) in enumerate(batch.state_keys):
             writer = self._writer_indexes.setdefault(origin, len(self._writers))
             if writer == len(self._writers):
@@ -289,7 +314,7 @@ class VectorHeads:
                 fixed, width = dimensions[namespace], widths[row]
                 if width != fixed:
                     if fixed:
-                        raise _wrong_dimension(namespace, width, fixed, row)
+                        raise wrong_dimension(namespace, width, fixed, row)
                     dimensions[namespace] = width
             elif kind in PARTIAL_KINDS:
                 is_alive = alive.get((namespace, keys[row])) if alive else None
@@ -298,12 +323,7 @@ class VectorHeads:
                     is_alive = codes[row] is not None and known is not None and keys[row] not in known.dead
                     is_alive = is_alive or self._is_alive(known, keys[row])
                 if is_alive is False:
-                    raise InvalidDelta(
-                        "vector_id",
-                        f"{keys[row]!r} in namespace {namespace!r} is unknown or deleted, but "
-                        f"{Kind(kind).name.lower()} needs a living vector: create it first",
-                        row=row,
-                    )
+                    raise missing_vector(namespace, keys[row], Kind(kind), row)
                 if kind in SPARSE_KINDS and 0 < dimensions[namespace] <= highest:
                     self._check_indices(batch, row, dimensions[namespace])
             if kind in _LIFE_KINDS:
@@ -316,11 +336,7 @@ class VectorHeads:
         bounds = batch.index_bounds
         indices = batch.indices[bounds[row] : bounds[row + 1]]
         if len(indices) and int(indices.max()) >= dimension:
-            raise InvalidDelta(
-                "indices",
-                f"{int(indices.max())} is outside 0 to {dimension - 1}: send indices within the vector",
-                row=row,
-            )
+            raise wrong_index(int(indices.max()), dimension, row)
 
     def _is_alive(self, known: Namespace | None, vector_id: str) -> bool | None:
         """Return True if a vector is known to be alive, False if it is known to be missing or deleted, None
@@ -335,10 +351,10 @@ class VectorHeads:
     def _head_or_load(
         self, namespace: str, vector_id: str, load: Callable[[str, str], Head | None]
     ) -> Head | None:
-        dot = self.head(namespace, vector_id)
-        if dot is None:
-            return load(namespace, vector_id) if self.is_incomplete(namespace) else None
-        return Head(dot, vector_id not in self._namespaces[namespace].dead)
+        head = self.stored_head(namespace, vector_id)
+        if head is None and self.is_incomplete(namespace):
+            return load(namespace, vector_id)
+        return head
 
     def write_heads(self, batch: Batch, writer: int, codes: Iterator[int], source: Source) -> None:
         """Write the head of each row, its tombstone, and the dimension of its namespace."""
@@ -384,11 +400,29 @@ class VectorHeads:
             known.complete = False
 
 
-def _wrong_dimension(namespace: str, width: int, fixed: int, row: int) -> InvalidDelta:
+def wrong_dimension(namespace: str, width: int, fixed: int, row: int) -> InvalidDelta:
+    """Return the refusal of a vector with another number of values than its namespace's."""
     return InvalidDelta(
         "vector",
         f"{width} numbers, but namespace {namespace!r} holds vectors of {fixed}: "
         "send that many, or use another namespace",
+        row=row,
+    )
+
+
+def wrong_index(index: int, dimension: int, row: int) -> InvalidDelta:
+    """Return the refusal of an index outside its vector."""
+    return InvalidDelta(
+        "indices", f"{index} is outside 0 to {dimension - 1}: send indices within the vector", row=row
+    )
+
+
+def missing_vector(namespace: str, vector_id: str, kind: Kind, row: int) -> InvalidDelta:
+    """Return the refusal of a change of a vector that does not exist."""
+    return InvalidDelta(
+        "vector_id",
+        f"{vector_id!r} in namespace {namespace!r} is unknown or deleted, but "
+        f"{kind.name.lower()} needs a living vector: create it first",
         row=row,
     )
 

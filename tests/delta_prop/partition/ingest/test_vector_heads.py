@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delta_prop.partition.core.fast_heads import FastVectorHeads
+from delta_prop.partition.core.native_heads import NativeVectorHeads
 from delta_prop.partition.ingest.vector_heads import ORIGIN_SHIFT, VectorHeads
 from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import (
@@ -49,7 +49,7 @@ class HeadsFixture:
     """`VectorHeads` that checks each batch before it is appended, as the pipeline does."""
 
     def __init__(self, **options: Any) -> None:
-        self.vectors: VectorHeads = FastVectorHeads(**options)
+        self.vectors: VectorHeads = NativeVectorHeads(**options)
         self.next: dict[int, int] = {}
 
     def batch(self, *deltas: Delta, origin: int = ORIGIN) -> Batch:
@@ -202,23 +202,24 @@ def test_batches_appended_together_match_one_by_one(steps: list[Any]) -> None:
         for name in ("default", "other"):
             fixture.send(*(Delta(key, create([1.0, 2.0]), name) for key in "ab"))
     for batches, origin in steps:
-        if len(batches) == 1 and len({(row.namespace, row.operation.kind) for row in batches[0]}) == 1:
-            uniform = batch_of(origin, together.next.get(origin, 1), *batches[0])
-            if together.vectors.append_uniform([uniform], Source.LOCAL, counter_three):
-                check_and_append(one_by_one.vectors, uniform, 3)
-                together.next[origin] = uniform.last + 1
-                assert state_of(together.vectors) == state_of(one_by_one.vectors)
-                continue
-        new_batches, counter = [], together.next.get(origin, 1)
-        for rows in batches:
-            new_batches.append(batch_of(origin, counter, *rows))
-            counter = new_batches[-1].last + 1
-        for batch in new_batches[together.vectors.append_heterogeneous(new_batches, counter_three) :]:
-            check_and_append(together.vectors, batch, 3)
-        for batch in new_batches:
-            check_and_append(one_by_one.vectors, batch, 3)
-        together.next[origin] = counter
-        assert state_of(together.vectors) == state_of(one_by_one.vectors)
+        append_both_ways(together, one_by_one, batches, origin, 3)
+
+
+def append_both_ways(
+    together: HeadsFixture, one_by_one: HeadsFixture, rows: list[Any], origin: int, seen_counter: int
+) -> None:
+    """Append batches in one call, and each alone, skipping those that are refused; compare the state."""
+    new_batches, counter = [], together.next.get(origin, 1)
+    for batch_rows in rows:
+        new_batches.append(batch_of(origin, counter, *batch_rows))
+        counter = new_batches[-1].last + 1
+    for batch in new_batches:
+        check_and_append(one_by_one.vectors, batch, seen_counter)
+    while new_batches:
+        noted = together.vectors.append_run(new_batches, Source.LOCAL, lambda _: seen_counter)
+        new_batches = new_batches[noted + 1 :]  # without the refused one
+    together.next[origin] = counter
+    assert state_of(together.vectors) == state_of(one_by_one.vectors)
 
 
 OPERATIONS = [
@@ -260,19 +261,8 @@ UNIFORM_STEPS = st.lists(
 def test_uniform_batches_appended_together_match_one_by_one(steps: list[Any], saved_after: int) -> None:
     together, one_by_one = HeadsFixture(), HeadsFixture()
     for number, (batches, operation, origin, seen_counter) in enumerate(steps):
-        new_batches, counter = [], together.next.get(origin, 1)
-        for keys in batches:
-            new_batches.append(batch_of(origin, counter, *(Delta(key, operation) for key in keys)))
-            counter = new_batches[-1].last + 1
-        if not together.vectors.append_uniform(
-            new_batches, Source.LOCAL, lambda _, seen_counter=seen_counter: seen_counter
-        ):  # type: ignore[misc]
-            for batch in new_batches:
-                check_and_append(together.vectors, batch, seen_counter)
-        for batch in new_batches:
-            check_and_append(one_by_one.vectors, batch, seen_counter)
-        together.next[origin] = counter
-        assert state_of(together.vectors) == state_of(one_by_one.vectors)
+        rows = [[Delta(key, operation) for key in keys] for keys in batches]
+        append_both_ways(together, one_by_one, rows, origin, seen_counter)
         if number == saved_after:
             together.vectors, one_by_one.vectors = (
                 restore_copy(together.vectors),
@@ -280,29 +270,12 @@ def test_uniform_batches_appended_together_match_one_by_one(steps: list[Any], sa
             )
 
 
-def test_heads_of_other_writers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    fixture = HeadsFixture()
-    fixture.send(*(Delta(key, create([1.0, 2.0])) for key in "abc"), origin=OTHER)
-    fixture.send(Delta("d", create([1.0, 2.0])))
-    monkeypatch.setattr(VectorHeads, "check", lambda *_: pytest.fail("heads were checked one by one"))
-    new_batches = [
-        batch_of(ORIGIN, base, *(Delta(key, sparse([1], [1.0])) for key in "abd")) for base in (2, 5)
-    ]
-    assert fixture.vectors.append_uniform(new_batches, Source.LOCAL, lambda _: 1)
-    # The origin had seen the head of "a"; all heads that the second batch changes are its own.
-    assert fixture.vectors.concurrent_updates == 1
-    assert fixture.vectors.head("default", "b") == Dot(ORIGIN, 6)
-
-
-def test_own_heads_need_no_lookup_after_a_restore(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_own_heads_are_not_concurrent_after_a_restore() -> None:
     fixture = HeadsFixture()
     fixture.send(Delta("a", create([1.0])))
     fixture.vectors = restore_copy(fixture.vectors)
-    with monkeypatch.context() as patch:
-        patch.setattr(VectorHeads, "_head_codes", lambda *_: pytest.fail("a head was looked up"))
-        fixture.vectors.count_concurrent(fixture.batch(Delta("a", create([1.0]))), lambda _: 0)
+    fixture.vectors.count_concurrent(fixture.batch(Delta("a", create([1.0]))), lambda _: 0)
+    assert fixture.vectors.concurrent_updates == 0
     fixture.vectors.count_concurrent(fixture.batch(Delta("a", create([1.0])), origin=OTHER), lambda _: 0)
     assert fixture.vectors.concurrent_updates == 1
 
@@ -316,37 +289,23 @@ def check_and_append(vectors: VectorHeads, batch: Batch, seen_counter: int = 0) 
     vectors.note_appended(batch, Source.LOCAL)
 
 
-def counter_three(_origin: int) -> int:
-    """Return 3 as the highest counter that was seen of any origin."""
-    return 3
-
-
 def state_of(vectors: VectorHeads) -> list[object]:
     """Return all that is known, except for namespaces without writes."""
     heads = {name: heads_of(vectors, name) for name in vectors.save().namespaces}
     return [vectors.save(), vectors.head_count, vectors.concurrent_updates, heads]
 
 
-def test_heterogeneous_batches_move_heads_together() -> None:
+def test_a_run_stops_before_a_refused_batch() -> None:
     fixture = HeadsFixture()
     rows = [Delta("a", create([1.0, 2.0])), Delta("b", create([1.0, 2.0]), "other")]
     fixture.send(*rows, origin=OTHER)
-    # The origin has written nothing yet.
-    assert fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 1, *rows)], counter_three) == 0
-    fixture.send(Delta("c", opaque(b"x")))
-    batches = [batch_of(ORIGIN, base, *rows) for base in (2, 4)]
-    assert fixture.vectors.append_heterogeneous(batches, lambda _: 1) == 2
+    batches = [batch_of(ORIGIN, base, *rows) for base in (1, 3)]
+    assert fixture.vectors.append_run(batches, Source.LOCAL, lambda _: 1) == 2
     assert fixture.vectors.concurrent_updates == 1  # the first change of "b" was not seen
-    later_rows = [Delta("d", opaque(b"x"), "other"), Delta("a", sparse([1], [1.0]))]
-    batches = [batch_of(ORIGIN, base, *later_rows) for base in (6, 8, 10)]
-    assert fixture.vectors.append_heterogeneous(batches, counter_three) == 3
-    assert fixture.vectors.head("default", "a") == Dot(ORIGIN, 11)
-    assert (fixture.vectors.head_count, fixture.vectors.concurrent_updates) == (4, 1)
     unknown = [Delta("a", opaque(b"x")), Delta("z", offset(1.0), "other")]
-    assert fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 12, *unknown)], counter_three) == 0
-    last = [Delta("a", opaque(b"x")), Delta("b", delete(), "other")]
-    batches = [batch_of(ORIGIN, 12, *later_rows), batch_of(ORIGIN, 14, *last)]
-    assert fixture.vectors.append_heterogeneous(batches, counter_three) == 1
+    batches = [batch_of(ORIGIN, 5, *rows), batch_of(ORIGIN, 7, *unknown), batch_of(ORIGIN, 9, *rows)]
+    assert fixture.vectors.append_run(batches, Source.LOCAL, lambda _: 1) == 1
+    assert fixture.vectors.head("default", "a") == Dot(ORIGIN, 5)
 
 
 def _length(delta: Delta) -> int:
@@ -449,13 +408,11 @@ def test_heads_are_bounded_and_forgotten_vectors_pass() -> None:
     assert fixture.refusal(Delta("v499", offset(1.0))).field == "vector_id"
 
 
-def test_forgotten_vectors_pass_without_row_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_vectors_pass_until_they_are_deleted() -> None:
     fixture = HeadsFixture(heads_max=100)
     for number in range(500):
         fixture.send(Delta(f"v{number}", create([1.0, 2.0])))
-    with monkeypatch.context() as patch:
-        patch.setattr(VectorHeads, "check_rows", lambda *_: pytest.fail("rows were checked one by one"))
-        fixture.send(*(Delta(f"v{number}", sparse([1], [0.5])) for number in (0, 1, 499)))
+    fixture.send(*(Delta(f"v{number}", sparse([1], [0.5])) for number in (0, 1, 499)))
     assert fixture.refusal(Delta("v0", sparse([2], [0.5]))).field == "indices"
     fixture.send(Delta("v499", delete()))
     missing = fixture.refusal(Delta("v0", sparse([1], [0.5])), Delta("v499", sparse([1], [0.5])))
@@ -479,7 +436,7 @@ def test_expect_of_a_forgotten_head_is_loaded() -> None:
 
 
 def test_heads_are_bounded_over_many_namespaces() -> None:
-    vectors = FastVectorHeads(heads_max=100)
+    vectors = NativeVectorHeads(heads_max=100)
     for number in range(1, 1001):
         delta = Delta("k", create([1.0]), f"namespace-{number}")
         vectors.note_appended(batch_of(16, number, delta), Source.LOCAL)
@@ -541,7 +498,7 @@ def test_heads_can_be_copied_during_changes(changes: list[tuple[int, str]]) -> N
         assert codes == [
             None
             if head is None
-            else fixture.vectors._writer_indexes[head.origin] << ORIGIN_SHIFT | head.counter
+            else fixture.vectors.save().writers.index(head.origin) << ORIGIN_SHIFT | head.counter
             for head in (fixture.vectors.head("default", name) for name in chunk)
         ]
         names = (
@@ -551,12 +508,14 @@ def test_heads_can_be_copied_during_changes(changes: list[tuple[int, str]]) -> N
         )
         fixture.send(*(Delta(name, create([2.0])) for name in names), origin=OTHER)
     copied_names += [name for chunk, _, _ in copied for name in chunk]
-    assert copied_names == first
+    # A native table leaves out the heads that were dropped meanwhile.
+    assert copied_names == [name for name in first if name in copied_names]
+    assert len(copied_names) == len(first) or fixture.vectors.is_incomplete("default")
 
 
 def restore_copy(vectors: VectorHeads) -> VectorHeads:
     """Return new `VectorHeads` restored from the saved ones."""
-    saved, restored = vectors.save(), FastVectorHeads()
+    saved, restored = vectors.save(), NativeVectorHeads()
     heads = {}
     for name in saved.namespaces:
         codes_and_deaths = heads_of(vectors, name)

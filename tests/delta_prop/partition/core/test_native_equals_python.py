@@ -1,4 +1,4 @@
-"""Each fast path gives what the general way gives: the same bytes, heads, offsets and refusals.
+"""The native core gives what its twin gives: the same bytes, heads, offsets and refusals.
 
 The values are drawn field by field (`drawn.py`). A field without a strategy fails the first test.
 """
@@ -27,9 +27,8 @@ from delta_prop_wire.control import pack_control, unpack_control
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Delta, Kind, Operation, Priority
-from delta_prop_wire.encode import encode_batch, encode_vectors
+from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
 from delta_prop_wire.errors import DeltaPropError, ProtocolError, Refused, UsageError
-from delta_prop_wire.fast.fast_core import FastCore
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, Hello, Subscribe, Welcome
 from delta_prop_wire.header import unpack_header
 from delta_prop_wire.layout import Column
@@ -37,7 +36,7 @@ from delta_prop_wire.lazy import lazy
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import CRC_BYTES, Flag, FrameType
 from delta_prop_wire.stamp import Stamp, pack_logged_head, unpack_stamp
-from delta_prop_wire.validate import validate_batch, validate_delta
+from delta_prop_wire.validate import is_opaque_only, validate_batch, validate_delta
 from tests.delta_prop.partition.core.drawn import (
     ACK_FIELDS,
     DELTA_FIELDS,
@@ -56,9 +55,10 @@ from tests.delta_prop.partition.core.drawn import (
     field_values,
 )
 from tests.delta_prop.partition.pipeline_bench import Bench
+from tests.native_core import needs_native_core
 
-MODES = ("fast", "general")
-core_mode.install(FastCore)  # also if the environment chose the general core
+pytestmark = needs_native_core
+MODES = ("native", "python")
 
 
 @pytest.mark.parametrize("described", DRAWN, ids=lambda described: described.__name__)
@@ -175,7 +175,7 @@ FACT, TWO_FACTORS = Operation(Kind.OPAQUE, data=b"x"), Operation(Kind.SCALE, np.
 @example((body_of(sparse_row(1)), body_of(sparse_row(65_536))))
 @example((body_of(sparse_row(1)), body_of(Delta("a", TWO_FACTORS), Delta("b", FACT))))
 def test_bodies_are_read_equally(drawn: tuple[bytes, bytes]) -> None:
-    with core_mode.switched("general"):
+    with core_mode.switched("python"):
         intact, changed = map(read, drawn)
     for _ in range(3):  # a template is learned from the second body
         assert read(drawn[0]) == intact
@@ -191,7 +191,7 @@ def test_deltas_are_validated_equally(delta: Delta) -> None:
             return outcome_of(refusal)
         return None
 
-    with core_mode.switched("general"):
+    with core_mode.switched("python"):
         expected = check()
     assert check() == expected
 
@@ -220,11 +220,8 @@ OPAQUE_DELTAS = st.builds(
 
 @given(st.lists(OPAQUE_DELTAS, min_size=1, max_size=4), HEADER)
 def test_opaque_deltas_are_encoded_equally(rows: list[Delta], header: Any) -> None:
-    assert all(map(core_mode.core.is_opaque_only, rows))
-    with core_mode.switched("general"):
-        assert core_mode.core.encode_opaque(rows, **header) is None
-        expected = encode_batch(rows, **header)
-    batch = core_mode.core.encode_opaque(rows, **header)
+    assert all(map(is_opaque_only, rows))
+    expected, batch = encode_batch(rows, **header), encode_opaque(rows, **header)
     assert (batch is None) == any(row.timestamp for row in rows)
     assert batch is None or view(batch) == view(expected)
 
@@ -245,7 +242,7 @@ def test_columns_are_encoded_equally(fields: Any, header: Any) -> None:
             )
         )
 
-    with core_mode.switched("general"):
+    with core_mode.switched("python"):
         expected = encode_draft()
     assert encode_draft() == expected
 
@@ -281,7 +278,7 @@ def test_heads_of_the_log_are_packed_and_read_equally(
             known_ids=fields["known_ids"],
         )
 
-    with core_mode.switched("general"):
+    with core_mode.switched("python"):
         expected = pack()
     assert pack() == expected
     raws = [bytearray(expected[0]), bytearray(encode(BatchFrame(offset, batch, Stamp(**fields)))[:64])]
@@ -300,7 +297,7 @@ def test_acks_are_packed_and_read_equally(ack: Ack) -> None:
         except UsageError as error:
             return str(error)
 
-    with core_mode.switched("general"):
+    with core_mode.switched("python"):
         expected, sent = pack_control(ack), send()
         received = unpack_control(expected[0], ack.sequence, expected[1])
     assert (pack_control(ack), send()) == (expected, sent)

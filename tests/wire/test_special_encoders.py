@@ -1,4 +1,4 @@
-"""Fast encoders: opaque deltas and columns encode to the same bytes as with the general encoder."""
+"""Opaque deltas and columns encode to the same bytes as with `encode_batch`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source, opaque
-from delta_prop_wire.encode import encode_batch, encode_vectors
-from delta_prop_wire.fast.fast_core import FastCore
+from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
+from delta_prop_wire.validate import is_opaque_only
 
 OPAQUE_DELTAS = st.builds(
     Delta,
@@ -29,9 +29,9 @@ OPAQUE_DELTAS = st.builds(
 
 @given(st.lists(OPAQUE_DELTAS, min_size=1, max_size=20), st.sampled_from(list(Priority)))
 def test_opaque_encoder_makes_the_same_bytes(deltas: list[Delta], priority: Priority) -> None:
-    assert all(map(FastCore().is_opaque_only, deltas))
+    assert all(map(is_opaque_only, deltas))
     header_fields = {"origin": 48, "base": 9, "epoch": 3, "ack_level": AckLevel.DURABLE, "priority": priority}
-    fast = FastCore().encode_opaque(deltas, **header_fields)  # type: ignore[arg-type]
+    fast = encode_opaque(deltas, **header_fields)  # type: ignore[arg-type]
     has_time = any(delta.timestamp for delta in deltas)
     assert (fast is None) == has_time
     general = encode_batch(deltas, **header_fields)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The general modules are complete: without the fast core they encode, read, validate and frame the same."""
+"""The twin is complete: without the native core it encodes, reads, validates and frames the same."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from delta_prop_wire.delta import Delta, create, delete, opaque, sparse
 
 PROGRAM = """
 import sys
-sys.modules["delta_prop_wire.fast"] = None  # an import of it fails
-from tests.wire.test_general_core import digest
+sys.modules["delta_prop_core"] = None  # an import of it fails
+from tests.wire.test_python_core import digest
 from delta_prop_wire.core import core_mode
-assert not core_mode.is_fast
-assert not any(name.startswith("delta_prop_wire.fast.") for name in sys.modules)
+assert not core_mode.is_native
 print(digest())
 """
 ROWS = [
@@ -73,10 +72,10 @@ def digest() -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def test_general_modules_work_without_the_fast_core() -> None:
+def test_general_modules_work_without_the_native_core() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stdout.strip() == digest(), done.stderr
-    with core_mode.switched("general"):
+    with core_mode.switched("python"):
         assert digest() == done.stdout.strip()

@@ -1,1 +1,0 @@
-"""The fast core: the same results as the general modules in fewer steps, or None for unusual work."""
