@@ -2,7 +2,8 @@ from collections.abc import Callable, Sequence
 
 from typing_extensions import Buffer
 
-from delta_prop_wire.batch import Batch
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.delta import KnownIds, Source
 
 BOUNDARY: int
 VERSION: str
@@ -15,6 +16,9 @@ def take_run(
 def pack_logged_head(
     body: tuple[int, int, int], offset: int, stamp: tuple[int, int, int, int, int, int]
 ) -> tuple[bytes, int]: ...
+def log_run(
+    batches: list[Batch], place: tuple[int, int, int, int, int, int], source: Source, known_ids: KnownIds
+) -> tuple[list[LoggedBatch], list[Buffer], int, int] | None: ...
 def unpack_logged_head(
     raw: Buffer,
 ) -> tuple[int, int, tuple[int, int, int, int, int, int], tuple[int, int, int, int, int]] | None: ...

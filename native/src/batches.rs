@@ -1,18 +1,20 @@
 //! Makes the Batch objects of Python from bodies that were checked.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::GILOnceCell;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::body::Body;
-use crate::frames::HEAD_BYTES;
+use crate::frames::{LogStamp, HEAD_BYTES};
 use crate::spec::{attribute, column};
 
 /// What is needed of `delta_prop_wire` to make batches.
 struct Python {
     new_object: Py<PyAny>,
     batch: Py<PyAny>,
+    logged_batch: Py<PyAny>,
     levels: Py<PyTuple>,
     priorities: Py<PyTuple>,
 }
@@ -30,6 +32,7 @@ impl Python {
             Ok(Python {
                 new_object: py.import("builtins")?.getattr("object")?.getattr("__new__")?.unbind(),
                 batch: py.import("delta_prop_wire.batch")?.getattr("Batch")?.unbind(),
+                logged_batch: py.import("delta_prop_wire.batch")?.getattr("LoggedBatch")?.unbind(),
                 levels: members("AckLevel")?,
                 priorities: members("Priority")?,
             })
@@ -81,4 +84,77 @@ pub fn make_batch<'py>(
     }
     batch.setattr(intern!(py, "values_per_row"), body.values_per_row())?;
     Ok(batch)
+}
+
+/// Returns the LoggedBatch of a batch. `head`: header and stamp, as the log writes them.
+fn make_logged<'py>(
+    batch: &Bound<'py, PyAny>,
+    head: &Bound<'py, PyBytes>,
+    offset: u64,
+    lamport: u64,
+    count: u64,
+    constants: &(Bound<'py, PyAny>, Bound<'py, PyAny>),
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = batch.py();
+    let python = Python::get(py)?;
+    let logged = python.new_object.bind(py).call1((python.logged_batch.bind(py),))?;
+    logged.setattr(intern!(py, "batch"), batch)?;
+    logged.setattr(intern!(py, "offset"), offset)?;
+    logged.setattr(intern!(py, "lamport"), lamport)?;
+    logged.setattr(intern!(py, "source"), &constants.0)?;
+    logged.setattr(intern!(py, "head"), head)?;
+    logged.setattr(intern!(py, "known_ids"), &constants.1)?;
+    logged.setattr(intern!(py, "count"), count)?;
+    logged.setattr(intern!(py, "next_offset"), offset + count)?;
+    Ok(logged)
+}
+
+/// What a log gives a run: offset and Lamport number of the first row, source, append time, checksum of the stamp
+/// before, synced offset.
+type Place = (u64, u64, u8, u64, u32, u64);
+
+/// The LoggedBatches, the parts to write, the size of all frames, and the checksum of the last stamp.
+type Logged<'py> = (Bound<'py, PyList>, Bound<'py, PyList>, usize, u32);
+
+/// Give batches their offsets and stamps, one after the other; None unless each body is a bytes object.
+///
+/// `source`, `known_ids`: as members of their types.
+#[pyfunction]
+pub fn log_run<'py>(
+    batches: &Bound<'py, PyList>,
+    place: Place,
+    source: Bound<'py, PyAny>,
+    known_ids: Bound<'py, PyAny>,
+) -> PyResult<Option<Logged<'py>>> {
+    let py = batches.py();
+    let (mut offset, mut lamport, source_number, time, mut previous_crc, synced_offset) = place;
+    let constants = (source, known_ids);
+    let (logged, parts, mut size) = (PyList::empty(py), PyList::empty(py), 0);
+    for batch in batches.iter() {
+        let raw = batch.getattr(intern!(py, "raw"))?;
+        let Ok(raw) = raw.downcast::<PyBytes>() else { return Ok(None) };
+        let bytes = raw.as_bytes();
+        let count: u64 = batch.getattr(intern!(py, "count"))?.extract()?;
+        let body = Body::read(bytes).ok_or_else(|| PyValueError::new_err("a malformed body"))?;
+        let stamp = LogStamp {
+            source: source_number,
+            known_ids: 0,
+            time,
+            lamport,
+            previous_crc,
+            body_crc: body.crc(),
+            synced_offset,
+        };
+        let is_high = body.attributes >> attribute::PRIORITY_SHIFT & 3 <= 1;
+        let (head, crc) = stamp.pack(is_high, offset, bytes.len());
+        let head = PyBytes::new(py, &head);
+        logged.append(make_logged(&batch, &head, offset, lamport, count, &constants)?)?;
+        parts.append(head)?;
+        parts.append(raw)?;
+        size += HEAD_BYTES + bytes.len();
+        offset += count;
+        lamport += count;
+        previous_crc = crc;
+    }
+    Ok(Some((logged, parts, size, previous_crc)))
 }

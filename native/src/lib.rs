@@ -191,6 +191,7 @@ fn delta_prop_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(take_run, module)?)?;
     module.add_function(wrap_pyfunction!(pack_logged_head, module)?)?;
     module.add_function(wrap_pyfunction!(unpack_logged_head, module)?)?;
+    module.add_function(wrap_pyfunction!(batches::log_run, module)?)?;
     module.add_function(wrap_pyfunction!(encode::pack_keys, module)?)?;
     module.add_function(wrap_pyfunction!(encode::encode_columns, module)?)?;
     module.add_class::<vectors::Heads>()

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delta_prop_broker.log.capacity import POLL_INTERVAL_US, Capacity, FreeSpace
 from delta_prop_broker.log.memory import TimeMarks
@@ -18,9 +20,11 @@ from delta_prop_broker.segments.segment import Segment, Segments
 from delta_prop_broker.segments.sparse_index import STEP_BYTES, SparseIndex
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import SMALL, Clock, Writer, batch_of, commit, open_log
+from tests.native_core import needs_native_core
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.retention import Retention
@@ -245,3 +249,35 @@ def test_index_leads_to_the_entry_before_an_offset_or_a_time() -> None:
     assert unpacked is not None
     assert unpacked.pack() == index.pack()
     assert unpacked.find_run(16, 3) == (10, 12)
+
+
+@needs_native_core
+@given(
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), max_size=6),
+    st.sampled_from([2_000, 20_000]),
+)
+def test_runs_are_written_as_single_batches_are(runs: list[list[int]], segment_bytes_max: int) -> None:
+    written: list[object] = []
+    for core in ("native", "python"):
+        with core_mode.switched(core):
+            disk = SimDisk()
+            log, _ = open_log(
+                disk, replace(SMALL, segment_bytes_max=segment_bytes_max), clock=Clock(step_us=0)
+            )
+            base, marks = 1, []
+            for number, rows in enumerate(runs):
+                batches = []
+                for count in rows:
+                    batches.append(batch_of(count, base, level=AckLevel(number % 3)))
+                    base += count
+                if not log.make_capacity_for(batches):
+                    continue
+                logged = log.append_run(batches, lamport=log.next_offset + 1, source=Source.LOCAL)
+                marks += [
+                    (each.offset, each.lamport, each.head, each.next_offset, each.count) for each in logged
+                ]
+                marks.append(log.statistics())
+                commit(log)
+            log.close()
+            written.append((marks, {path: disk.peek(path) for path in disk.paths()}))
+    assert written[0] == written[1]

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.buffer import ReceiveBuffer
     from delta_prop_wire.credit_window import CreditWindow
     from delta_prop_wire.delta import KnownIds, Source
@@ -40,6 +40,19 @@ class FrameRun:
     batches: list[Batch]
     rows: int
     size: int
+
+
+class LoggedRun(NamedTuple):
+    """Batches with their offsets and stamps.
+
+    `parts`: the bytes to write, head and body of each in turn. `size`: their number of bytes. `crc`: the
+    checksum of the last stamp.
+    """
+
+    batches: list[LoggedBatch]
+    parts: list[Buffer]
+    size: int
+    crc: int
 
 
 class Core:
@@ -92,6 +105,22 @@ class Core:
         known_ids: KnownIds,
     ) -> tuple[bytes, int] | None:
         """Return what `stamp.pack_logged_head` returns."""
+
+    def log_run(
+        self,
+        batches: list[Batch],
+        offset: int,
+        *,
+        lamport: int,
+        source: Source,
+        time: int,
+        previous_crc: int,
+        synced_offset: int,
+    ) -> LoggedRun | None:
+        """Give batches their offsets and stamps, one after the other, as `stamp.pack_logged_head` does.
+
+        None also unless each body is of type bytes.
+        """
 
     def unpack_logged_head(self, raw: Buffer) -> tuple[int, int, Stamp] | None:
         """Read sequence, payload length and stamp from the 64-byte head of an uncompressed frame in a log.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import delta_prop_core as native
 
 from delta_prop_wire.buffer import FRAMES_MAX, ReceiveBuffer
-from delta_prop_wire.core import Core, FrameRun
+from delta_prop_wire.core import Core, FrameRun, LoggedRun
 from delta_prop_wire.delta import KnownIds, Source
 from delta_prop_wire.frames import Credit
 from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES
@@ -98,6 +98,21 @@ class NativeCore(Core):
             offset,
             (source, known_ids, time, lamport, previous_crc, synced_offset),
         )
+
+    def log_run(
+        self,
+        batches: list[Batch],
+        offset: int,
+        *,
+        lamport: int,
+        source: Source,
+        time: int,
+        previous_crc: int,
+        synced_offset: int,
+    ) -> LoggedRun | None:
+        place = offset, lamport, source, time, previous_crc, synced_offset
+        run = native.log_run(batches, place, source, KnownIds.NONE)
+        return None if run is None else LoggedRun(*run)
 
     def unpack_logged_head(self, raw: Buffer) -> tuple[int, int, Stamp] | None:
         read = native.unpack_logged_head(raw)

@@ -19,8 +19,9 @@ from delta_prop_broker.segments.segment import Segment, Segments, write_index
 from delta_prop_broker.segments.small_file import write_all
 from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
-from delta_prop_wire.spec import ACK_LEVEL_SHIFT
+from delta_prop_wire.spec import ACK_LEVEL_SHIFT, Attribute
 from delta_prop_wire.stamp import pack_logged_head
 
 if TYPE_CHECKING:
@@ -409,6 +410,10 @@ class ActiveSegment:
             return writes[-1]
         return self._queue.write_of(last)
 
+    def has_room(self, segment: Segment, size: int, seen_us: int) -> bool:
+        """Return True if `write_for` would return the write of this last segment, which has frames."""
+        return 0 < segment.size <= self._bytes_max - size and not self.is_old(segment, seen_us)
+
     def is_old(self, segment: Segment, seen_us: int) -> bool:
         """Return True if the segment has been active for `segment_s_max`."""
         return seen_us - segment.seen_first_us >= self._age_us_max
@@ -427,6 +432,7 @@ class ActiveSegment:
 
 
 _DURABLE = int(AckLevel.DURABLE)
+_RARE = Attribute.CONTROL | Attribute.COUNTER_GAPS
 
 
 class LogAppender:
@@ -462,12 +468,49 @@ class LogAppender:
 
     def append_run(self, batches: Sequence[Batch], lamport: int, source: Source) -> list[LoggedBatch]:
         """Append these batches with one append time."""
-        now, appended = self._clock.read(), []
+        now = self._clock.read()
+        appended = self._append_together(batches, lamport, source, now)
+        if appended is not None:
+            self.tail.extend(appended)
+            return appended
+        appended = []
         for batch in batches:
             appended.append(self._append_one(batch, lamport, source, KnownIds.NONE, now))
             lamport += batch.count
         self.tail.extend(appended)
         return appended
+
+    def _append_together(
+        self, batches: Sequence[Batch], lamport: int, source: Source, now: int
+    ) -> list[LoggedBatch] | None:
+        """Append batches in one step; None if the core or the active segment does not take them."""
+        marks, queue, segment, seen_us = self._marks, self._queue, self._segments.last, self._clock.seen_us
+        size = attributes = 0
+        for batch in batches:
+            size += batch.size
+            attributes |= batch.attributes
+        if segment is None or not self._active_segment.has_room(segment, size, seen_us) or attributes & _RARE:
+            return None
+        run = core_mode.core.log_run(
+            [*batches], marks.next_offset, lamport=lamport, source=source, time=now,
+            previous_crc=self._chain_crc, synced_offset=marks.synced,
+        )  # fmt: skip
+        if run is None:
+            return None
+        write = queue.write_of(segment)
+        write.parts += run.parts
+        write.end += size
+        assert segment.index is not None
+        segment.index.add_run(run.batches, time=now, previous_crc=self._chain_crc, crc=run.crc)
+        segment.size += size
+        segment.end = marks.next_offset = run.batches[-1].next_offset
+        segment.last_crc = self._chain_crc = run.crc
+        segment.latest_time, segment.seen_last_us = segment.index.latest_time, seen_us
+        self._retention.bytes += size
+        queue.unwritten_bytes += size
+        if attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
+            queue.wants_sync = True  # also for a replica, since a forwarder does not send a batch again
+        return run.batches
 
     def _append_one(
         self, batch: Batch, lamport: int, source: Source, known_ids: KnownIds, now: int

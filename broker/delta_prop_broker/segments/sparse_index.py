@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.spec import Attribute
+from delta_prop_wire.spec import HEADER_BYTES, Attribute
+from delta_prop_wire.stamp import stamp_crc
 
 if TYPE_CHECKING:
-    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.batch import Batch, LoggedBatch
 
 STEP_BYTES = 4096
 _GAPS, _CONTROL = int(Attribute.COUNTER_GAPS), int(Attribute.CONTROL)
@@ -126,15 +127,41 @@ class SparseIndex:
             entries.positions.append(self.size)
             entries.times.append(self.latest_time)
             entries.previous.append(previous_crc)
-        runs = self._runs.get(batch.origin)
-        if runs is None:
-            runs = self._runs[batch.origin] = _CounterRuns()
-        runs.add(batch, offset)
+        self._runs_of(batch.origin).add(batch, offset)
         if batch.attributes & _CONTROL and self.controls is not None:
             self.controls.append(offset)
         self.size += size
         self.end = offset + batch.count
         self.last_crc = crc
+
+    def add_run(self, run: Sequence[LoggedBatch], *, time: int, previous_crc: int, crc: int) -> None:
+        """Add the next frames, all stamped at `time`; none holds control rows, or counters with gaps.
+
+        `previous_crc`: checksum of the stamp before the first. `crc`: that of the last stamp.
+        """
+        if self.crc_before is None:
+            self.crc_before, self.first_time = previous_crc, time
+        self.latest_time = max(self.latest_time, time)
+        entries, before = self._entries, None
+        due = entries.positions[-1] + STEP_BYTES if entries.positions else 0
+        for logged in run:
+            if self.size >= due:
+                stamp_before = previous_crc if before is None else stamp_crc(before.head[HEADER_BYTES:])
+                entries.offsets.append(logged.offset)
+                entries.positions.append(self.size)
+                entries.times.append(self.latest_time)
+                entries.previous.append(stamp_before)
+                due = self.size + STEP_BYTES
+            self._runs_of(logged.batch.origin).add(logged.batch, logged.offset)
+            self.size += logged.batch.size
+            before = logged
+        self.end, self.last_crc = run[-1].next_offset, crc
+
+    def _runs_of(self, origin: int) -> _CounterRuns:
+        runs = self._runs.get(origin)
+        if runs is None:
+            runs = self._runs[origin] = _CounterRuns()
+        return runs
 
     def entry_before(self, offset: int) -> Entry:
         """Return the last entry at or before an offset of this segment."""
