@@ -254,7 +254,7 @@ def test_index_leads_to_the_entry_before_an_offset_or_a_time() -> None:
 @needs_native_core
 @given(
     st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), max_size=6),
-    st.sampled_from([2_000, 20_000]),
+    st.sampled_from([2_000, 9_000]),
 )
 def test_runs_are_written_as_single_batches_are(runs: list[list[int]], segment_bytes_max: int) -> None:
     written: list[object] = []
