@@ -163,7 +163,9 @@ class _FlushedOutput:
 def _print_version(_: argparse.Namespace) -> int:
     from importlib.metadata import version
 
-    print(f"delta-prop {version('delta-prop')}")
+    from delta_prop_wire.core import core_mode
+
+    print(f"delta-prop {version('delta-prop')}, {core_mode.name} core")
     return OK
 
 

@@ -85,7 +85,14 @@ FILE_METHODS = {"read_bytes", "read_text", "touch", "unlink", "write_bytes", "wr
 
 # Third-party packages, and the only files that may import them.
 _SPARK = ("delta_prop/spark/*", "delta_prop/commands/spark_*")
-HOMES = {"pandas": _SPARK, "py4j": _SPARK, "pyarrow": _SPARK, "pyspark": _SPARK}
+_NATIVE = ("wire/delta_prop_wire/native_core.py", "delta_prop/partition/core/native_heads.py")
+HOMES = {
+    "delta_prop_core": _NATIVE,
+    "pandas": _SPARK,
+    "py4j": _SPARK,
+    "pyarrow": _SPARK,
+    "pyspark": _SPARK,
+}
 
 COMPUTED = "?"  # the name of an import that is computed at run time
 

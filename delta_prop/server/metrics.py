@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from delta_prop.partition.capacity_monitor import KINDS
+from delta_prop_wire.core import core_mode
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -173,6 +174,7 @@ class Metrics:
         yield _make_metric(
             "ready", "1 while the server accepts deltas.", [((), view.unready_reason() is None)]
         )
+        yield _make_metric("native_core", "1 while the native core runs.", [((), core_mode.is_native)])
         statistics = view.statistics()
         if statistics is not None:
             yield from _table_metrics(PROPAGATOR, (), [((), statistics)])

@@ -11,6 +11,8 @@ from enum import Enum
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from delta_prop_wire.core import core_mode
+
 if TYPE_CHECKING:
     from delta_prop.api.propagator import Propagator
     from delta_prop.api.statistics import Statistics
@@ -52,9 +54,10 @@ class ServerStatus:
         return LOG_FAILED if failed else None
 
     def status(self) -> dict[str, Any]:
-        """Return the status of the server: its version, counters, log and connections."""
+        """Return the status of the server: its version and core, counters, log and connections."""
         reason, statistics = self.unready_reason(), self.statistics()
-        fields: dict[str, Any] = {"version": self._version, "ready": reason is None, "reason": reason}
+        fields: dict[str, Any] = {"version": self._version, "core": core_mode.name}
+        fields |= {"ready": reason is None, "reason": reason}
         if self._clock is not None:
             fields["uptime_s"] = round(self._clock.now() - self._started_at, 1)
         if self.propagator is not None and statistics is not None:

@@ -15,6 +15,7 @@ import pytest
 import delta_prop
 from delta_prop.cli import CORRUPTIBLE, FAILED, OK, USAGE_ERROR, main, make_parser
 from delta_prop.demo.wiring import SINKS
+from delta_prop_wire.core import core_mode
 
 
 def subcommands() -> dict[str, ArgumentParser]:
@@ -63,7 +64,7 @@ def test_wrong_arguments_print_one_line_and_exit_2(
 @pytest.mark.parametrize("arguments", [["version"], ["--version"]])
 def test_version_prints_package_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == OK
-    assert capsys.readouterr().out == f"delta-prop {version('delta-prop')}\n"
+    assert capsys.readouterr().out == f"delta-prop {version('delta-prop')}, {core_mode.name} core\n"
     assert delta_prop.__version__ == version("delta-prop")
 
 

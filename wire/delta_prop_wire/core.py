@@ -148,13 +148,14 @@ class CoreMode:
     __slots__ = ("_make_native", "_python", "core", "is_native")
 
     def __init__(self) -> None:
-        self._python, self._make_native = Core(), None
+        self._python = Core()
+        self._make_native: Callable[[], Core] | None = None
         self.core: Core = self._python
         self.is_native = False
 
     def install(self, make: Callable[[], Core]) -> None:
         """Make the native core available; `make` returns it, and raises ImportError if it cannot."""
-        self._make_native: Callable[[], Core] | None = make
+        self._make_native = make
 
     def choose(self, name: str) -> None:
         """Choose the core by its name. Raises UsageError."""

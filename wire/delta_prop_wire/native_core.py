@@ -118,6 +118,11 @@ class NativeCore(Core):
         read = native.unpack_logged_head(raw)
         if read is None:
             return None
-        offset, length, (lamport, source, *numbers), (epoch, stream, partition, known_ids, crc) = read
-        log = epoch, stream, partition, _KNOWN_IDS[known_ids], crc
-        return offset, length, Stamp(lamport, _SOURCES[source], *numbers, *log)
+        offset, length, numbers, log = read
+        lamport, source, time, previous, body, synced_offset = numbers
+        epoch, stream, partition, known_ids, crc = log
+        stamp = Stamp(
+            lamport, _SOURCES[source], time, previous, body, synced_offset,
+            epoch, stream, partition, _KNOWN_IDS[known_ids], crc,
+        )  # fmt: skip
+        return offset, length, stamp

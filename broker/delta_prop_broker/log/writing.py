@@ -410,7 +410,7 @@ class ActiveSegment:
             return writes[-1]
         return self._queue.write_of(last)
 
-    def has_room(self, segment: Segment, size: int, seen_us: int) -> bool:
+    def takes(self, segment: Segment, size: int, seen_us: int) -> bool:
         """Return True if `write_for` would return the write of this last segment, which has frames."""
         return 0 < segment.size <= self._bytes_max - size and not self.is_old(segment, seen_us)
 
@@ -489,7 +489,7 @@ class LogAppender:
         for batch in batches:
             size += batch.size
             attributes |= batch.attributes
-        if segment is None or not self._active_segment.has_room(segment, size, seen_us) or attributes & _RARE:
+        if segment is None or not self._active_segment.takes(segment, size, seen_us) or attributes & _RARE:
             return None
         run = core_mode.core.log_run(
             [*batches], marks.next_offset, lamport=lamport, source=source, time=now,
