@@ -27,7 +27,7 @@ from tools.architecture import (
 ROOT = Path(__file__).parents[1]
 TOP_LEVEL = {
     *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "LICENSES.md", "README.md"),
-    *("benchmarks", "broker", "changes", "delta_prop", "docs", "examples", "simulations", "sinks", "tests"),
+    *("benchmarks", "broker", "changes", "delta_prop", "docs", "examples", "native", "simulations", "sinks", "tests"),
     *("pyproject.toml", "run", "tools", "wire", "pyspark_delta_prop.py"),
     *("requirements.lock", "requirements-spark.lock"),
 }

@@ -27,6 +27,7 @@ from delta_prop_simulations.chaos.workload import Reader, Writer
 from delta_prop_simulations.machine import ClockFaults, Machine, ThreadFaults
 from delta_prop_simulations.rng import Seed
 from delta_prop_simulations.trace import Trace
+from delta_prop_wire.core import core_mode
 
 PROGRESS_S_MAX = 120.0
 """The virtual time within which all work must be processed after healing."""
@@ -62,8 +63,17 @@ class Outcome:
         return self.violation is None and self.vacuous is None
 
 
+SEEDS_PER_TWIN = 10
+"""Every so many seeds, the twin of the native core runs."""
+
+
 def run(plan: Plan) -> Outcome:
     """Run the plan and return its outcome."""
+    with core_mode.switched(core_mode.name if plan.seed % SEEDS_PER_TWIN else "python"):
+        return _run_with_core(plan)
+
+
+def _run_with_core(plan: Plan) -> Outcome:
     chaos_run = ChaosRun(plan)
     was_collecting = gc.isenabled()
     gc.disable()
