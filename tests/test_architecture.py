@@ -27,8 +27,8 @@ from tools.architecture import (
 ROOT = Path(__file__).parents[1]
 TOP_LEVEL = {
     *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "LICENSES.md", "README.md"),
-    *("benchmarks", "broker", "changes", "delta_prop", "docs", "examples", "native", "simulations", "sinks", "tests"),
-    *("pyproject.toml", "run", "tools", "wire", "pyspark_delta_prop.py"),
+    *("benchmarks", "broker", "changes", "delta_prop", "docs", "examples", "native", "simulations", "sinks"),
+    *("pyproject.toml", "run", "tests", "tools", "wire", "pyspark_delta_prop.py"),
     *("requirements.lock", "requirements-spark.lock"),
 }
 FILE_BYTES_MAX = 1 << 20

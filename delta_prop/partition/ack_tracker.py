@@ -75,8 +75,12 @@ class AckTracker:
 
         If the log fails, each has its own outcome.
         """
-        for logged in batches:
-            self.route_when_visible(logged)
+        if self._not_visible or batches[0].next_offset > self._log.high_watermark:
+            self._not_visible += batches
+            self._notify_committer()
+        else:
+            for logged in batches:
+                self.route_when_visible(logged)
         first, end = batches[0], batches[-1].next_offset
         outcome = PublishAck(first.offset, first.batch.dot(0), end - first.offset, level, {})
         if end <= self._log.offset_at_level(level):

@@ -120,8 +120,9 @@ class Log(Protocol):
         """Free capacity where possible; return True if `append_run` would take all of these now."""
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """Append these batches one after the other; the caller called `make_capacity_for` in the same tick.
+        """Append batches of one origin, with contiguous counters, one after the other.
 
+        The caller called `make_capacity_for` in the same tick.
         `lamport`: the Lamport number of the first row of the first batch; each next row has the next number.
         """
 

@@ -113,7 +113,9 @@ class Tail(_Batches):
             return
         self._batches += appended
         self._starts += [logged.offset for logged in appended]
-        self.bytes += sum([weight(logged.batch) for logged in appended])
+        rows = appended[-1].next_offset - appended[0].offset
+        self.bytes += sum([logged.batch.size for logged in appended])
+        self.bytes += BATCH_OVERHEAD_BYTES * len(appended) + ROW_OVERHEAD_BYTES * rows
 
     def read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         """Return batches from the one that holds the stored `offset` on, up to offset `end`, at least one."""

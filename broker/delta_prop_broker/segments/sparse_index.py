@@ -52,13 +52,21 @@ class _CounterRuns:
         self.bases, self.lasts, self.offsets = array("Q"), array("Q"), array("Q")
 
     def add(self, batch: Batch, offset: int) -> None:
-        base, has_gaps = batch.base, batch.attributes & _GAPS
-        last = batch.last if has_gaps else base + batch.count - 1
-        if self.lasts and not has_gaps:
+        if batch.attributes & _GAPS:
+            self._append(batch.base, batch.last, offset)
+        else:
+            self.add_range(batch.base, batch.base + batch.count - 1, offset)
+
+    def add_range(self, base: int, last: int, offset: int) -> None:
+        """Add contiguous counters that are in the log from `offset` on."""
+        if self.lasts:
             previous = self.lasts[-1]
             if previous + 1 == base and self.offsets[-1] + base - self.bases[-1] == offset:
                 self.lasts[-1] = last
                 return
+        self._append(base, last, offset)
+
+    def _append(self, base: int, last: int, offset: int) -> None:
         self.bases.append(base)
         self.lasts.append(last)
         self.offsets.append(offset)
@@ -135,7 +143,7 @@ class SparseIndex:
         self.last_crc = crc
 
     def add_run(self, run: Sequence[LoggedBatch], *, time: int, previous_crc: int, crc: int) -> None:
-        """Add the next frames, all stamped at `time`; none holds control rows, or counters with gaps.
+        """Add the next frames, all stamped at `time`: deltas of one origin, with contiguous counters.
 
         `previous_crc`: checksum of the stamp before the first. `crc`: that of the last stamp.
         """
@@ -152,9 +160,10 @@ class SparseIndex:
                 entries.times.append(self.latest_time)
                 entries.previous.append(stamp_before)
                 due = self.size + STEP_BYTES
-            self._runs_of(logged.batch.origin).add(logged.batch, logged.offset)
             self.size += logged.batch.size
             before = logged
+        first, last = run[0].batch, run[-1].batch
+        self._runs_of(first.origin).add_range(first.base, last.base + last.count - 1, run[0].offset)
         self.end, self.last_crc = run[-1].next_offset, crc
 
     def _runs_of(self, origin: int) -> _CounterRuns:

@@ -152,11 +152,13 @@ class OriginState:
         batches.
         """
         self.is_changed = True
-        rows = 0
-        for batch in batches:
-            self.note_checksum(batch.base, batch.base + batch.count - 1, batch.crc)
-            rows += batch.count
-        return self._extend_ranges(batches[0].base, offset, rows)
+        bases, lasts, crcs = self._recent
+        self._shorten_recent()
+        bases.extend([batch.base for batch in batches])
+        lasts.extend([batch.base + batch.count - 1 for batch in batches])
+        crcs.extend([batch.crc for batch in batches])
+        first = batches[0].base
+        return self._extend_ranges(first, offset, lasts[-1] + 1 - first)
 
     def note_noop(self, batch: Batch, code: ErrorCode) -> None:
         """Note that the dots of a batch were refused for good, so that a duplicate is refused, not
@@ -284,12 +286,16 @@ class OriginState:
         reused dot.
         """
         bases, lasts, crcs = self._recent
-        if len(bases) >= 2 * RECENT_BATCHES:  # shortened now and then, not at each batch
-            for column in self._recent:
-                del column[:RECENT_BATCHES]
+        self._shorten_recent()
         bases.append(base)
         lasts.append(last)
         crcs.append(crc)
+
+    def _shorten_recent(self) -> None:
+        """Drop old checksums, now and then, not at each batch."""
+        if len(self._recent[0]) >= 2 * RECENT_BATCHES:
+            for column in self._recent:
+                del column[:-RECENT_BATCHES]
 
     def _extend_ranges(self, base: int, offset: int, count: int = 1) -> int:
         bases, lasts, offsets = self._ranges
