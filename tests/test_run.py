@@ -242,6 +242,8 @@ def test_locks_satisfy_project_requirements() -> None:
     requirements = [*project["project"]["dependencies"], *(line for group in groups for line in group)]
     blocks = set_up.locked_blocks("".join(LOCKS.values()))
     for requirement in (Requirement(line) for line in requirements if isinstance(line, str)):
+        if requirement.name == "delta-prop-core":  # ./run builds it from the checkout
+            continue
         versions = re.findall(r"(?m)^[\w.-]+==(\S+)", blocks[canonicalize_name(requirement.name)])
         assert versions
         assert all(requirement.specifier.contains(version) for version in versions), requirement

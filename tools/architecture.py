@@ -85,7 +85,11 @@ FILE_METHODS = {"read_bytes", "read_text", "touch", "unlink", "write_bytes", "wr
 
 # Third-party packages, and the only files that may import them.
 _SPARK = ("delta_prop/spark/*", "delta_prop/commands/spark_*")
-_NATIVE = ("wire/delta_prop_wire/native_core.py", "delta_prop/partition/core/native_heads.py")
+_NATIVE = (
+    "wire/delta_prop_wire/native_core.py",
+    "delta_prop/partition/core/native_heads.py",
+    "delta_prop/platform/core_choice.py",
+)
 HOMES = {
     "delta_prop_core": _NATIVE,
     "pandas": _SPARK,

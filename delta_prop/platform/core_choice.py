@@ -6,9 +6,10 @@ The native core is taken if it is installed in the version that this package nee
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 
-from delta_prop_wire.core import VARIABLE, Core, core_mode
+from delta_prop_wire.core import BOUNDARY, VARIABLE, Core, core_mode
 
 
 @cache
@@ -18,13 +19,22 @@ def _make_native_core() -> Core:
     return NativeCore()
 
 
+def _find_native_core() -> Callable[[], Core]:
+    """Return what makes the native core. Raises ImportError. Imports the extension only."""
+    import delta_prop_core
+
+    if delta_prop_core.BOUNDARY != BOUNDARY:
+        raise ImportError(f"it has boundary {delta_prop_core.BOUNDARY}, but {BOUNDARY} is needed")
+    return _make_native_core
+
+
 def _default() -> str:
     try:
-        _make_native_core()
+        _find_native_core()
     except ImportError:
         return "python"
     return "native"
 
 
-core_mode.install(_make_native_core)
+core_mode.install(_find_native_core)
 core_mode.choose(os.environ.get(VARIABLE) or _default())

@@ -9,7 +9,7 @@ environment has `DELTA_PROP_CORE=python`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.stamp import Stamp
 
 VARIABLE = "DELTA_PROP_CORE"
+BOUNDARY = 1
+"""The version of the boundary; a native core of another version is not taken."""
 
 
 @dataclass(slots=True)
@@ -145,33 +147,49 @@ class CoreMode:
     step.
     """
 
-    __slots__ = ("_make_native", "_python", "core", "is_native")
+    __slots__ = ("_find_native", "core", "is_native")
+    core: Core
 
     def __init__(self) -> None:
-        self._python = Core()
-        self._make_native: Callable[[], Core] | None = None
-        self.core: Core = self._python
+        self._find_native: Callable[[], Callable[[], Core]] | None = None
+        self.core = Core()
         self.is_native = False
 
-    def install(self, make: Callable[[], Core]) -> None:
-        """Make the native core available; `make` returns it, and raises ImportError if it cannot."""
-        self._make_native = make
+    def install(self, find: Callable[[], Callable[[], Core]]) -> None:
+        """Make the native core available.
+
+        `find` returns what makes it; `find` raises ImportError if there is none in the right version.
+        """
+        self._find_native = find
 
     def choose(self, name: str) -> None:
         """Choose the core by its name. Raises UsageError."""
         if name not in ("native", "python"):
             raise UsageError(f"{VARIABLE}={name!r:.40}: give native or python")
-        if name == "python":
-            self.core, self.is_native = self._python, False
-            return
+        if name == "native":
+            self._require_native()
+            with suppress(AttributeError):
+                del self.core
+        else:
+            self.core = Core()
+        self.is_native = name == "native"
+
+    def _require_native(self) -> Callable[[], Core]:
         try:
-            if self._make_native is None:
+            if self._find_native is None:
                 raise ImportError("delta_prop is not imported")
-            self.core, self.is_native = self._make_native(), True
+            return self._find_native()
         except ImportError as error:
             raise UsageError(
                 f"{VARIABLE}=native: there is no native core ({error}): install it, or give python"
             ) from None
+
+    def __getattr__(self, name: str) -> Core:
+        """Make the native core at its first use, since its imports take long."""
+        if name != "core":
+            raise AttributeError(name)
+        self.core = self._require_native()()
+        return self.core
 
     @property
     def name(self) -> str:

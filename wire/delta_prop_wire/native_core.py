@@ -24,15 +24,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.credit_window import CreditWindow
 
-BOUNDARY = 1
-"""The version of the boundary that this module needs."""
 _HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 _SOURCES, _KNOWN_IDS = tuple(Source), tuple(KnownIds)
 _UNBOUNDED = Credit((1 << 63) - 1, (1 << 63) - 1)
-
-
-if native.BOUNDARY != BOUNDARY:
-    raise ImportError(f"delta_prop_core has boundary {native.BOUNDARY}, but {BOUNDARY} is needed")
 
 
 class NativeCore(Core):

@@ -13,10 +13,10 @@ from delta_prop.calls.receipt import Receipt
 from delta_prop.client.coalesced_calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_WINDOW_S, CoalescedCalls
 from delta_prop.client.offer import Offer
 from delta_prop.partition.ingest.work import Sender, SequencedBatch
-from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Delta, Kind, Priority, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.validate import is_opaque_only
 from tests.delta_prop.client.test_producer_state import Wire, queue_full
 
 
@@ -61,7 +61,7 @@ class Caller(Wire):
     def call(self, delta: Delta) -> None:
         waker, now = RecordingWaker(), self.service.bench.now
         self.wakers.append(waker)
-        assert core_mode.core.is_opaque_only(delta)
+        assert is_opaque_only(delta)
         calls = None
         if self.coalesces:
             calls = self.producer_state.offer_call(delta, waker, now, self)

@@ -50,7 +50,7 @@ def test_a_core_of_another_boundary_is_not_taken() -> None:
 def test_switched_mode_ends_with_the_block() -> None:
     mode = CoreMode()
     assert mode.name == "python"
-    mode.install(Core)
+    mode.install(lambda: Core)
     mode.choose("native")
     with mode.switched("python"):
         assert mode.name == "python"
