@@ -171,8 +171,9 @@ def parse_console(block: str) -> list[tuple[str, list[str]]]:
 
 
 def matches_shown(line: str, shown: str) -> bool:
-    """True if a line equals the page's line, except for numbers."""
+    """True if a line equals the page's line, except for numbers, and for the core that runs."""
     pattern = re.sub(r"\d(?:[\d.,]*\d)?", lambda _: r"\d[\d.,]*", re.escape(shown).replace(r"\.", "."))
+    pattern = pattern.replace("python\\ core", "(native|python) core")
     return re.fullmatch(pattern.replace("…", ".*"), line) is not None
 
 

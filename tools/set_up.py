@@ -172,7 +172,7 @@ class SetUp:
                     "./run: building the native core, which takes a minute or so", file=sys.stderr, flush=True
                 )
             self._progress.say("building the native core")
-            build = [cargo, "build", "--release", "--locked", "--features", "extension-module"]
+            build = [cargo, "build", "--release", "--locked", "--features", "python"]
             environ = {
                 **os.environ,
                 "PYO3_PYTHON": str(self._python),

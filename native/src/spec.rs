@@ -147,6 +147,11 @@ pub mod kind {
     /// The highest number of a kind.
     pub const MAX: u8 = 63;
 
+    /// The bit of a kind in a mask; 0 above the highest kind.
+    pub fn bit(kind: u8) -> u64 {
+        1u64.checked_shl(u32::from(kind)).unwrap_or(0)
+    }
+
     /// Kinds that set a full vector of numbers.
     pub const VECTORS: u64 = 1 << CREATE | 1 << DENSE;
     /// Kinds that set everything, whether the vector existed or not.

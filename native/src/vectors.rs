@@ -1,12 +1,7 @@
-//! What is known of vectors at ingest: `Heads`, the native counterpart of `vector_heads.py`.
+//! What is known of vectors at ingest, the counterpart of `vector_heads.py`: heads, tombstones, dimensions.
 
 use std::collections::hash_map::RandomState;
 use std::collections::HashMap;
-
-use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyValueError;
-use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
 
 use crate::body::Body;
 use crate::heads::{hash_of, HeadEntry, HeadTable, MISSING};
@@ -50,7 +45,7 @@ impl Namespace {
 }
 
 /// Why a row cannot apply: row, reason, and two numbers for the text.
-type Fault = (usize, &'static str, u64, u64);
+pub type Fault = (usize, &'static str, u64, u64);
 
 /// One row of a batch, with the entry of its vector before the batch.
 struct Row<'a> {
@@ -64,8 +59,7 @@ struct Row<'a> {
 }
 
 /// Heads, tombstones and dimensions of vectors, changed only by appended batches.
-#[pyclass]
-pub struct Heads {
+pub struct Vectors {
     heads_max: usize,
     namespaces: Vec<Namespace>,
     indexes: HashMap<String, u32>,
@@ -79,7 +73,246 @@ pub struct Heads {
 /// A namespace that is not known yet.
 const UNKNOWN: u32 = u32::MAX;
 
-impl Heads {
+/// A dot with what it is the head of: (row, origin, counter).
+pub type RowHead = (usize, u64, u64);
+
+/// A body whose lengths do not agree.
+#[derive(Debug)]
+pub struct Malformed;
+
+impl Vectors {
+    /// Creates an empty table, which keeps up to `heads_max` heads.
+    pub fn new(heads_max: usize) -> Vectors {
+        Vectors {
+            heads_max,
+            namespaces: Vec::new(),
+            indexes: HashMap::new(),
+            writers: Vec::new(),
+            writer_indexes: HashMap::new(),
+            count: 0,
+            is_complete: true,
+            hashes: RandomState::new(),
+        }
+    }
+
+    /// The number of heads.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The origins that have written, by index.
+    pub fn writers(&self) -> &[u64] {
+        &self.writers
+    }
+
+    /// True if a namespace that is not known has no vectors.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// The bytes that all tables take.
+    pub fn bytes(&self) -> usize {
+        self.namespaces.iter().map(|known| known.table.bytes()).sum()
+    }
+
+    /// Returns origin and counter of a vector's last delta, and whether the vector is dead.
+    pub fn head(&self, namespace: &str, vector_id: &str) -> Option<(u64, u64, bool)> {
+        let head = self.head_at(namespace, vector_id)?;
+        Some((self.writers[head.writer as usize], head.counter, head.is_dead))
+    }
+
+    /// Returns the head of each of these vectors, as (namespace, vector id), that another origin has changed last.
+    pub fn other_heads(&self, origin: u64, vectors: &[(String, String)]) -> Vec<RowHead> {
+        let own = self.writer_indexes.get(&origin).copied().unwrap_or(NO_WRITER);
+        let heads = vectors.iter().map(|(namespace, vector_id)| self.head_at(namespace, vector_id));
+        heads
+            .enumerate()
+            .filter_map(|(row, head)| head.map(|head| (row, head)))
+            .filter(|(_, head)| head.writer != own)
+            .map(|(row, head)| (row, self.writers[head.writer as usize], head.counter))
+            .collect()
+    }
+
+    /// Returns name, dimension and completeness of each namespace, in the order in which they were added.
+    pub fn namespaces(&self) -> Vec<(String, u32, bool)> {
+        self.namespaces.iter().map(|known| (known.name.clone(), known.dimension, known.is_complete)).collect()
+    }
+
+    /// Returns the dimension of a namespace, and whether all its heads are stored.
+    pub fn namespace(&self, name: &str) -> (u32, bool) {
+        match self.index_of(name) {
+            UNKNOWN => (0, self.is_complete),
+            index => {
+                let known = &self.namespaces[index as usize];
+                (known.dimension, known.is_complete)
+            }
+        }
+    }
+
+    /// Notes that vectors may exist that have no head here.
+    pub fn make_incomplete(&mut self) {
+        self.is_complete = false;
+        for known in &mut self.namespaces {
+            known.is_complete = false;
+        }
+    }
+
+    /// Sets the dimension of a namespace, which is added if it is new, and its completeness unless that is None.
+    pub fn set_namespace(&mut self, name: &str, dimension: u32, is_complete: Option<bool>) {
+        let index = self.add_namespace(name) as usize;
+        self.namespaces[index].dimension = dimension;
+        if let Some(is_complete) = is_complete {
+            self.namespaces[index].is_complete = is_complete;
+        }
+    }
+
+    /// Returns the first fault of a batch's rows; None if all apply.
+    pub fn check(&self, raw: &[u8]) -> Result<Option<Fault>, Malformed> {
+        let body = Body::read(raw).ok_or(Malformed)?;
+        if body.kinds_mask & (kind::PARTIAL | kind::VECTORS) == 0 {
+            return Ok(None);
+        }
+        let rows = self.rows(&body).ok_or(Malformed)?;
+        Ok(self.find_fault(&body, &rows))
+    }
+
+    /// Updates heads, tombstones and dimensions by a batch.
+    pub fn note_appended(&mut self, raw: &[u8], is_replica: bool) -> Result<(), Malformed> {
+        let body = Body::read(raw).ok_or(Malformed)?;
+        let rows = self.rows(&body).ok_or(Malformed)?;
+        self.note(&body, rows, is_replica).ok_or(Malformed)
+    }
+
+    /// Returns the rows of a batch that change what another origin has changed, unseen.
+    pub fn concurrent_rows<E: From<Malformed>>(
+        &self,
+        raw: &[u8],
+        mut seen: impl FnMut(u64) -> Result<u64, E>,
+    ) -> Result<Vec<RowHead>, E> {
+        let body = Body::read(raw).ok_or(Malformed)?;
+        let mut found = Vec::new();
+        if !self.is_only_writer(&body).ok_or(Malformed)? {
+            let rows = self.rows(&body).ok_or(Malformed)?;
+            self.concurrent(body.origin, &rows, &mut seen, |row, head| {
+                found.push((row, self.writers[head.writer as usize], head.counter));
+            })?;
+        }
+        Ok(found)
+    }
+
+    /// Checks and notes a batch that names no parents. Returns how many of its rows change what another origin has
+    /// changed, unseen; None, with nothing changed, if a row cannot apply.
+    pub fn append<E: From<Malformed>>(
+        &mut self,
+        raw: &[u8],
+        is_replica: bool,
+        mut seen: impl FnMut(u64) -> Result<u64, E>,
+    ) -> Result<Option<usize>, E> {
+        let body = Body::read(raw).ok_or(Malformed)?;
+        let rows = self.rows(&body).ok_or(Malformed)?;
+        if self.find_fault(&body, &rows).is_some() {
+            return Ok(None);
+        }
+        let mut concurrent = 0;
+        if !self.is_only_writer(&body).ok_or(Malformed)? {
+            self.concurrent(body.origin, &rows, &mut seen, |_, _| concurrent += 1)?;
+        }
+        self.note(&body, rows, is_replica).ok_or(Malformed)?;
+        Ok(Some(concurrent))
+    }
+
+    /// Returns the first number of a namespace's heads, and the number after the last.
+    pub fn head_range(&self, name: &str) -> (u64, u64) {
+        match self.index_of(name) {
+            UNKNOWN => (0, 0),
+            index => {
+                let known = &self.namespaces[index as usize];
+                (known.dropped, known.dropped + known.table.len() as u64)
+            }
+        }
+    }
+
+    /// Calls `with` with vector id and head of the heads with these numbers, as far as they are still stored.
+    pub fn visit_heads(&self, name: &str, first: u64, end: u64, mut with: impl FnMut(&[u8], HeadEntry)) {
+        let index = self.index_of(name);
+        if index == UNKNOWN {
+            return;
+        }
+        let known = &self.namespaces[index as usize];
+        for number in first.max(known.dropped)..end.min(known.dropped + known.table.len() as u64) {
+            let entry = (number - known.dropped) as u32;
+            with(known.table.key(entry), known.table.head(entry));
+        }
+    }
+
+    /// Adds the heads of a checkpoint to a namespace: vector id, index of the writer, counter; then the dead ones.
+    /// Returns false if a head is of a writer that is not known.
+    pub fn restore_heads(&mut self, name: &str, heads: &[(String, u32, u64)], dead: &[String]) -> bool {
+        let index = self.add_namespace(name) as usize;
+        for (vector_id, writer, counter) in heads {
+            if *writer as usize >= self.writers.len() {
+                return false;
+            }
+            self.put_head(index, vector_id, *writer, *counter, Some(true));
+        }
+        for vector_id in dead {
+            let key = vector_id.as_bytes();
+            let table = &mut self.namespaces[index].table;
+            let entry = table.find(hash_of(&self.hashes, key), key);
+            if entry != MISSING {
+                let head = table.head(entry);
+                table.write(entry, head.writer, head.counter, Some(false));
+            }
+        }
+        let is_single = self.writers.len() == 1;
+        let known = &mut self.namespaces[index];
+        if !known.table.is_empty() {
+            known.writer = if is_single { 0 } else { SEVERAL };
+        }
+        true
+    }
+
+    /// Restores the writers of a checkpoint, and whether namespaces that are not known have no vectors.
+    pub fn restore_writers(&mut self, writers: Vec<u64>, is_complete: bool) {
+        self.writer_indexes = writers.iter().zip(0..).map(|(origin, index)| (*origin, index)).collect();
+        self.writers = writers;
+        self.is_complete = is_complete;
+    }
+
+    /// Adds the state of a vector from a snapshot. `dot`: origin and counter. `width`: the number of its values.
+    pub fn load_state(
+        &mut self,
+        namespace: &str,
+        vector_id: &str,
+        dot: (u64, u64),
+        is_dead: bool,
+        width: Option<u32>,
+    ) {
+        let writer = self.add_writer(dot.0);
+        let index = self.add_namespace(namespace) as usize;
+        self.namespaces[index].note_writer(writer);
+        self.put_head(index, vector_id, writer, dot.1, is_dead.then_some(false));
+        let known = &mut self.namespaces[index];
+        if let Some(width) = width {
+            match known.widths.iter_mut().find(|(other, _)| *other == width) {
+                Some((_, count)) => *count += 1,
+                None => known.widths.push((width, 1)),
+            }
+            let most = known.widths.iter().map(|(_, count)| *count).max();
+            let first = known.widths.iter().find(|(_, count)| Some(*count) == most);
+            known.dimension = first.map_or(width, |(width, _)| *width);
+        }
+    }
+
+    /// Drops heads if there are more than the bound.
+    pub fn keep_bound(&mut self) {
+        if self.count > self.heads_max {
+            self.drop_oldest();
+        }
+    }
+}
+
+impl Vectors {
     fn index_of(&self, name: &str) -> u32 {
         self.indexes.get(name).copied().unwrap_or(UNKNOWN)
     }
@@ -160,7 +393,7 @@ impl Heads {
                 UNKNOWN => 0,
                 known => self.namespaces[known as usize].dimension,
             });
-            let bit = 1 << kind;
+            let bit = kind::bit(kind);
             if bit & kind::VECTORS != 0 {
                 if fixed != 0 && width != fixed as usize {
                     return Some((number, "dimension", width as u64, u64::from(fixed)));
@@ -192,10 +425,13 @@ impl Heads {
 
     /// Calls `found` for each row whose vector was last changed by another origin's delta that `seen` does not
     /// include. `seen`: returns the highest counter of an origin that was seen.
-    fn concurrent<F>(&self, origin: u64, rows: &[Row<'_>], seen: &Bound<'_, PyAny>, mut found: F) -> PyResult<()>
-    where
-        F: FnMut(usize, HeadEntry),
-    {
+    fn concurrent<E>(
+        &self,
+        origin: u64,
+        rows: &[Row<'_>],
+        seen: &mut impl FnMut(u64) -> Result<u64, E>,
+        mut found: impl FnMut(usize, HeadEntry),
+    ) -> Result<(), E> {
         let own = self.writer_indexes.get(&origin).copied().unwrap_or(NO_WRITER);
         let mut limits: HashMap<u32, u64> = HashMap::new();
         for (number, row) in rows.iter().enumerate() {
@@ -209,7 +445,7 @@ impl Heads {
             let limit = match limits.get(&head.writer) {
                 Some(limit) => *limit,
                 None => {
-                    let limit = seen.call1((self.writers[head.writer as usize],))?.extract()?;
+                    let limit = seen(self.writers[head.writer as usize])?;
                     limits.insert(head.writer, limit);
                     limit
                 }
@@ -246,7 +482,7 @@ impl Heads {
         for (number, row) in rows.iter_mut().enumerate() {
             let namespace = &mut self.namespaces[known[body.namespace_index(number)] as usize];
             let (kind, counter) = (body.kind(number), body.counter(number));
-            let bit = 1u64 << kind;
+            let bit = kind::bit(kind);
             let life = if kind == kind::DELETE && !is_replica {
                 Some(false)
             } else if bit & kind::FULL != 0 || is_replica {
@@ -268,9 +504,7 @@ impl Heads {
                 namespace.dimension = body.width(number) as u32;
             }
         }
-        if self.count > self.heads_max {
-            self.drop_oldest();
-        }
+        self.keep_bound();
         Some(())
     }
 
@@ -303,284 +537,7 @@ impl Heads {
     }
 }
 
-/// Calls `with` with a body's bytes: those of a bytes object, or a copy of another buffer.
-fn with_bytes<R>(raw: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<R>) -> PyResult<R> {
-    match raw.downcast::<PyBytes>() {
-        Ok(bytes) => with(bytes.as_bytes()),
-        Err(_) => with(&PyBuffer::<u8>::get(raw)?.to_vec(raw.py())?),
-    }
-}
-
-fn malformed() -> PyErr {
-    PyValueError::new_err("a body with lengths that do not agree: check it before it is appended")
-}
-
-#[pymethods]
-impl Heads {
-    #[new]
-    fn new(heads_max: usize) -> Heads {
-        Heads {
-            heads_max,
-            namespaces: Vec::new(),
-            indexes: HashMap::new(),
-            writers: Vec::new(),
-            writer_indexes: HashMap::new(),
-            count: 0,
-            is_complete: true,
-            hashes: RandomState::new(),
-        }
-    }
-
-    /// The number of heads.
-    #[getter]
-    fn count(&self) -> usize {
-        self.count
-    }
-
-    /// The number of origins that have written.
-    #[getter]
-    fn writer_count(&self) -> usize {
-        self.writers.len()
-    }
-
-    /// The origins that have written, by index.
-    #[getter]
-    fn writers(&self) -> Vec<u64> {
-        self.writers.clone()
-    }
-
-    /// True if a namespace that is not known has no vectors.
-    #[getter]
-    fn is_complete(&self) -> bool {
-        self.is_complete
-    }
-
-    /// The bytes that all tables take.
-    #[getter]
-    fn bytes(&self) -> usize {
-        self.namespaces.iter().map(|known| known.table.bytes()).sum()
-    }
-
-    /// Return origin and counter of a vector's last delta, and whether the vector is dead; None: no head.
-    fn head(&self, namespace: &str, vector_id: &str) -> Option<(u64, u64, bool)> {
-        let head = self.head_at(namespace, vector_id)?;
-        Some((self.writers[head.writer as usize], head.counter, head.is_dead))
-    }
-
-    /// Return the (row, origin, counter) of each vector whose head is not of this origin.
-    fn other_heads(&self, origin: u64, vectors: Vec<(String, String)>) -> Vec<(usize, u64, u64)> {
-        let own = self.writer_indexes.get(&origin).copied().unwrap_or(NO_WRITER);
-        let mut found = Vec::new();
-        for (row, (namespace, vector_id)) in vectors.iter().enumerate() {
-            if let Some(head) = self.head_at(namespace, vector_id) {
-                if head.writer != own {
-                    found.push((row, self.writers[head.writer as usize], head.counter));
-                }
-            }
-        }
-        found
-    }
-
-    /// Return dimension and completeness of each namespace, in the order in which they were added.
-    fn namespaces(&self) -> Vec<(String, u32, bool)> {
-        self.namespaces.iter().map(|known| (known.name.clone(), known.dimension, known.is_complete)).collect()
-    }
-
-    /// Return the dimension of a namespace, and whether all its heads are stored.
-    fn namespace(&self, name: &str) -> (u32, bool) {
-        match self.index_of(name) {
-            UNKNOWN => (0, self.is_complete),
-            index => {
-                let known = &self.namespaces[index as usize];
-                (known.dimension, known.is_complete)
-            }
-        }
-    }
-
-    /// Note that vectors may exist that have no head here.
-    fn make_incomplete(&mut self) {
-        self.is_complete = false;
-        for known in &mut self.namespaces {
-            known.is_complete = false;
-        }
-    }
-
-    /// Set the dimension of a namespace, which is added if it is new; `is_complete`: unless None.
-    fn set_namespace(&mut self, name: &str, dimension: u32, is_complete: Option<bool>) {
-        let index = self.add_namespace(name) as usize;
-        self.namespaces[index].dimension = dimension;
-        if let Some(is_complete) = is_complete {
-            self.namespaces[index].is_complete = is_complete;
-        }
-    }
-
-    /// Return the first fault of a batch's rows: (row, reason, two numbers); None if all apply.
-    fn check(&self, raw: &Bound<'_, PyAny>) -> PyResult<Option<Fault>> {
-        with_bytes(raw, |raw| {
-            let body = Body::read(raw).ok_or_else(malformed)?;
-            if body.kinds_mask & (kind::PARTIAL | kind::VECTORS) == 0 {
-                return Ok(None);
-            }
-            let rows = self.rows(&body).ok_or_else(malformed)?;
-            Ok(self.find_fault(&body, &rows))
-        })
-    }
-
-    /// Update heads, tombstones and dimensions by a batch.
-    fn note_appended(&mut self, raw: &Bound<'_, PyAny>, is_replica: bool) -> PyResult<()> {
-        with_bytes(raw, |raw| {
-            let body = Body::read(raw).ok_or_else(malformed)?;
-            let rows = self.rows(&body).ok_or_else(malformed)?;
-            self.note(&body, rows, is_replica).ok_or_else(malformed)
-        })
-    }
-
-    /// Return the rows of a batch that change what another origin has changed, unseen: (row, origin, counter).
-    fn concurrent_rows(
-        &self,
-        raw: &Bound<'_, PyAny>,
-        seen: &Bound<'_, PyAny>,
-    ) -> PyResult<Vec<(usize, u64, u64)>> {
-        with_bytes(raw, |raw| {
-            let body = Body::read(raw).ok_or_else(malformed)?;
-            let mut found = Vec::new();
-            if self.is_only_writer(&body).ok_or_else(malformed)? {
-                return Ok(found);
-            }
-            let rows = self.rows(&body).ok_or_else(malformed)?;
-            self.concurrent(body.origin, &rows, seen, |row, head| {
-                found.push((row, self.writers[head.writer as usize], head.counter));
-            })?;
-            Ok(found)
-        })
-    }
-
-    /// Check and note batches, up to the first with a row that cannot apply. Return how many were noted, and how
-    /// many of their rows change what another origin has changed, unseen. The batches name no parents.
-    fn append_run(
-        &mut self,
-        raws: &Bound<'_, PyList>,
-        is_replica: bool,
-        seen: &Bound<'_, PyAny>,
-    ) -> PyResult<(usize, usize)> {
-        let mut concurrent = 0;
-        for (number, raw) in raws.iter().enumerate() {
-            let is_noted = with_bytes(&raw, |raw| {
-                let body = Body::read(raw).ok_or_else(malformed)?;
-                let rows = self.rows(&body).ok_or_else(malformed)?;
-                if self.find_fault(&body, &rows).is_some() {
-                    return Ok(false);
-                }
-                if !self.is_only_writer(&body).ok_or_else(malformed)? {
-                    self.concurrent(body.origin, &rows, seen, |_, _| concurrent += 1)?;
-                }
-                self.note(&body, rows, is_replica).ok_or_else(malformed).map(|()| true)
-            })?;
-            if !is_noted {
-                return Ok((number, concurrent));
-            }
-        }
-        Ok((raws.len(), concurrent))
-    }
-
-    /// Return the first number of a namespace's heads, and the number after the last.
-    fn head_range(&self, name: &str) -> (u64, u64) {
-        match self.index_of(name) {
-            UNKNOWN => (0, 0),
-            index => {
-                let known = &self.namespaces[index as usize];
-                (known.dropped, known.dropped + known.table.len() as u64)
-            }
-        }
-    }
-
-    /// Return vector ids, indexes of writers, counters, and which are dead, of the heads with these numbers.
-    fn copy_heads(&self, name: &str, first: u64, end: u64) -> (Vec<String>, Vec<u32>, Vec<u64>, Vec<bool>) {
-        let mut columns = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let index = self.index_of(name);
-        if index == UNKNOWN {
-            return columns;
-        }
-        let known = &self.namespaces[index as usize];
-        for number in first.max(known.dropped)..end.min(known.dropped + known.table.len() as u64) {
-            let entry = (number - known.dropped) as u32;
-            let head = known.table.head(entry);
-            columns.0.push(String::from_utf8_lossy(known.table.key(entry)).into_owned());
-            columns.1.push(head.writer);
-            columns.2.push(head.counter);
-            columns.3.push(head.is_dead);
-        }
-        columns
-    }
-
-    /// Add the heads of a checkpoint to a namespace. `heads`: vector id, index of the writer, counter.
-    fn restore_heads(&mut self, name: &str, heads: Vec<(String, u32, u64)>, dead: Vec<String>) -> PyResult<()> {
-        let index = self.add_namespace(name) as usize;
-        for (vector_id, writer, counter) in heads {
-            if writer as usize >= self.writers.len() {
-                return Err(PyValueError::new_err("a head of an unknown writer: restore the writers first"));
-            }
-            self.put_head(index, &vector_id, writer, counter, Some(true));
-        }
-        for vector_id in dead {
-            let key = vector_id.as_bytes();
-            let table = &mut self.namespaces[index].table;
-            let entry = table.find(hash_of(&self.hashes, key), key);
-            if entry != MISSING {
-                let head = table.head(entry);
-                table.write(entry, head.writer, head.counter, Some(false));
-            }
-        }
-        let is_single = self.writers.len() == 1;
-        let known = &mut self.namespaces[index];
-        if !known.table.is_empty() {
-            known.writer = if is_single { 0 } else { SEVERAL };
-        }
-        Ok(())
-    }
-
-    /// Restore the writers of a checkpoint, and whether namespaces that are not known have no vectors.
-    fn restore_writers(&mut self, writers: Vec<u64>, is_complete: bool) {
-        self.writer_indexes = writers.iter().zip(0..).map(|(origin, index)| (*origin, index)).collect();
-        self.writers = writers;
-        self.is_complete = is_complete;
-    }
-
-    /// Add the state of a vector from a snapshot. `width`: the number of its values, None without.
-    fn load_state(
-        &mut self,
-        namespace: &str,
-        vector_id: &str,
-        dot: (u64, u64),
-        is_dead: bool,
-        width: Option<u32>,
-    ) {
-        let writer = self.add_writer(dot.0);
-        let index = self.add_namespace(namespace) as usize;
-        self.namespaces[index].note_writer(writer);
-        // As in a checkpoint, a vector that is alive now may have been noted as dead.
-        self.put_head(index, vector_id, writer, dot.1, is_dead.then_some(false));
-        let known = &mut self.namespaces[index];
-        if let Some(width) = width {
-            match known.widths.iter_mut().find(|(other, _)| *other == width) {
-                Some((_, count)) => *count += 1,
-                None => known.widths.push((width, 1)),
-            }
-            let most = known.widths.iter().map(|(_, count)| *count).max();
-            let first = known.widths.iter().find(|(_, count)| Some(*count) == most);
-            known.dimension = first.map_or(width, |(width, _)| *width);
-        }
-    }
-
-    /// Drop heads if there are more than the bound.
-    fn keep_bound(&mut self) {
-        if self.count > self.heads_max {
-            self.drop_oldest();
-        }
-    }
-}
-
-impl Heads {
+impl Vectors {
     fn put_head(&mut self, index: usize, vector_id: &str, writer: u32, counter: u64, life: Option<bool>) {
         let key = vector_id.as_bytes();
         let hash = hash_of(&self.hashes, key);

@@ -4,7 +4,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
-use crate::batches::make_batch;
+use super::batches::make_batch;
 use crate::body::{padded, Body};
 use crate::spec::*;
 

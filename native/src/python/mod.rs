@@ -1,0 +1,125 @@
+//! What Python calls.
+
+mod batches;
+mod encode;
+mod vectors;
+
+use pyo3::buffer::{PyBuffer, ReadOnlyCell};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::body::Body;
+use crate::frames::{self, Head, LogStamp, LoggedHead, HEAD_BYTES};
+use crate::run::{End, Limits, Taker};
+use crate::spec::attribute;
+
+/// The version of the boundary; Python takes a core of this version only.
+const BOUNDARY: u32 = 1;
+
+/// Return the Batch of a body that is valid and has only common columns, else None.
+#[pyfunction]
+fn parse_batch<'py>(raw: &Bound<'py, PyBytes>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    match Body::check(raw.as_bytes()) {
+        Some((body, highest)) => batches::make_batch(raw, &body, Some(highest)).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Return True if a body is valid and has only common columns.
+#[pyfunction]
+fn body_is_valid(raw: &[u8]) -> bool {
+    Body::check(raw).is_some()
+}
+
+/// The frames taken: first sequence, whether an Ack is wanted, batches, rows, bytes; True if an invalid one follows.
+type Taken<'py> = (u64, bool, Bound<'py, PyList>, u64, usize, bool);
+
+/// Return the frames of a run at the start of `received`; None if there are none.
+///
+/// `limits`: maximum of frames, credit of rows, credit of bytes, maximum payload, lowest first sequence.
+#[pyfunction]
+fn take_run<'py>(
+    received: &Bound<'py, PyAny>,
+    limits: (usize, u64, u64, usize, u64),
+) -> PyResult<Option<Taken<'py>>> {
+    let py = received.py();
+    let (frames_max, row_credit, byte_credit, payload_bytes_max, sequence_min) = limits;
+    let limits = Limits { frames_max, row_credit, byte_credit, payload_bytes_max, sequence_min };
+    let buffer = PyBuffer::<u8>::get(received)?;
+    let cells = buffer.as_slice(py).unwrap_or(&[]);
+    let (batches, mut taker, mut end) = (PyList::empty(py), Taker::default(), End::Other);
+    while taker.may_continue(cells.len(), &limits) {
+        let at = taker.size;
+        let head = Head::new(std::array::from_fn(|index| cells[at + index].get()));
+        let Some(size) = taker.next_size(&head, cells.len(), &limits) else { break };
+        // The body is a separate object, so that a stored batch pins nothing else.
+        let raw = copy_cells(py, &cells[at + HEAD_BYTES..at + size])?;
+        match taker.take(&head, raw.as_bytes()) {
+            Ok((body, highest)) => batches.append(batches::make_batch(&raw, &body, Some(highest))?)?,
+            Err(reason) => {
+                end = reason;
+                break;
+            }
+        }
+    }
+    Ok(taker.run.map(|run| {
+        (run.first_sequence, run.ack_wanted(), batches, run.rows, taker.size, end == End::Invalid)
+    }))
+}
+
+fn copy_cells<'py>(py: Python<'py>, cells: &[ReadOnlyCell<u8>]) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, cells.len(), |bytes| {
+        for (byte, cell) in bytes.iter_mut().zip(cells) {
+            *byte = cell.get();
+        }
+        Ok(())
+    })
+}
+
+/// Return the 64 bytes that a log writes before a body, and the checksum of their stamp.
+///
+/// `body`: size, checksum and attributes. `stamp`: source, known ids, time, Lamport number, previous checksum, synced
+/// offset.
+#[pyfunction]
+fn pack_logged_head<'py>(
+    py: Python<'py>,
+    body: (usize, u32, u16),
+    offset: u64,
+    stamp: (u8, u8, u64, u64, u32, u64),
+) -> (Bound<'py, PyBytes>, u32) {
+    let (size, body_crc, attributes) = body;
+    let (source, known_ids, time, lamport, previous_crc, synced_offset) = stamp;
+    let stamp = LogStamp { source, known_ids, time, lamport, previous_crc, body_crc, synced_offset };
+    let (head, crc) = stamp.pack(attributes >> attribute::PRIORITY_SHIFT & 3 <= 1, offset, size);
+    (PyBytes::new(py, &head), crc)
+}
+
+/// Read the 64-byte head of an uncompressed frame of a log; None for any other or invalid one.
+///
+/// Returns offset and length; Lamport number, source, time, checksum of the stamp before and of the body, synced
+/// offset; leader epoch, stream, partition, known ids, checksum.
+#[pyfunction]
+fn unpack_logged_head(raw: &Bound<'_, PyAny>) -> PyResult<Option<LoggedHead>> {
+    let buffer = PyBuffer::<u8>::get(raw)?;
+    let cells = buffer.as_slice(raw.py()).unwrap_or(&[]);
+    if cells.len() < HEAD_BYTES {
+        return Ok(None);
+    }
+    Ok(frames::read_logged_head(std::array::from_fn(|at| cells[at].get())))
+}
+
+/// The module.
+#[pymodule]
+pub fn delta_prop_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("BOUNDARY", BOUNDARY)?;
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(parse_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(body_is_valid, module)?)?;
+    module.add_function(wrap_pyfunction!(take_run, module)?)?;
+    module.add_function(wrap_pyfunction!(pack_logged_head, module)?)?;
+    module.add_function(wrap_pyfunction!(unpack_logged_head, module)?)?;
+    module.add_function(wrap_pyfunction!(batches::log_run, module)?)?;
+    module.add_function(wrap_pyfunction!(encode::pack_keys, module)?)?;
+    module.add_function(wrap_pyfunction!(encode::encode_columns, module)?)?;
+    module.add_class::<vectors::Heads>()
+}

@@ -1,0 +1,135 @@
+//! Runs: frames that arrived together, with batches of one origin, whose sequences and counters continue.
+
+use crate::body::Body;
+use crate::frames::{may_be_in_run, Head, HEAD_BYTES};
+use crate::spec::{attribute, ACK_WANTED, COUNTER_MAX, HEADER_BYTES, STAMP_BYTES};
+
+/// What ends a run.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// The next frame is not complete, or another run or connection rule begins with it.
+    Other,
+    /// The next frame is invalid, or has rare columns.
+    Invalid,
+}
+
+/// The bounds of a run.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    /// Maximum number of frames.
+    pub frames_max: usize,
+    /// A frame may be taken while fewer rows than this are.
+    pub row_credit: u64,
+    /// A frame may be taken while fewer bytes than this are.
+    pub byte_credit: u64,
+    /// Maximum payload of a frame.
+    pub payload_bytes_max: usize,
+    /// The lowest sequence of the first row.
+    pub sequence_min: u64,
+}
+
+/// What the frames of a run have in common.
+pub struct Run {
+    prefix: [u8; 4],
+    /// The sequence of the first row.
+    pub first_sequence: u64,
+    next_sequence: u64,
+    origin: u64,
+    epoch: u32,
+    attributes: u16,
+    next_base: u64,
+    /// The number of rows.
+    pub rows: u64,
+}
+
+const MIXED: u16 = attribute::MIXED_KINDS | attribute::MIXED_NAMESPACES;
+const PARTITION_SHIFT: u32 = 4;
+
+impl Run {
+    /// True if an acknowledgement is wanted.
+    pub fn ack_wanted(&self) -> bool {
+        self.prefix[3] & ACK_WANTED != 0
+    }
+
+    fn starting_with(head: &Head, body: &Body<'_>) -> Run {
+        Run {
+            prefix: head.prefix(),
+            first_sequence: head.sequence,
+            next_sequence: head.sequence,
+            origin: body.origin,
+            epoch: body.epoch,
+            attributes: body.attributes,
+            next_base: body.base,
+            rows: 0,
+        }
+    }
+
+    /// True if a frame continues the run.
+    fn is_continued_by(&self, head: &Head, body: &Body<'_>) -> bool {
+        head.prefix() == self.prefix
+            && head.sequence == self.next_sequence
+            && body.base == self.next_base
+            && body.origin == self.origin
+            && body.epoch == self.epoch
+            && (body.attributes ^ self.attributes) & !MIXED == 0
+    }
+
+    fn add(&mut self, body: &Body<'_>) {
+        let count = body.count as u64;
+        self.next_sequence += count;
+        self.next_base += count;
+        self.rows += count;
+    }
+}
+
+
+/// The frames that were taken.
+#[derive(Default)]
+pub struct Taker {
+    /// None before the first frame.
+    pub run: Option<Run>,
+    /// The number of bytes.
+    pub size: usize,
+    frames: usize,
+}
+
+impl Taker {
+    /// Returns the size of the next frame, if it is complete and may be taken. `received`: the number of bytes.
+    pub fn next_size(&self, head: &Head, received: usize, limits: &Limits) -> Option<usize> {
+        let size = HEADER_BYTES + head.length;
+        let sequence_min = limits.sequence_min.max(1);
+        let is_allowed = may_be_in_run(head.prefix())
+            && STAMP_BYTES < head.length
+            && head.length <= limits.payload_bytes_max
+            && (self.run.is_some() || head.sequence >= sequence_min);
+        (is_allowed && size <= received - self.size).then_some(size)
+    }
+
+    /// True if the bounds allow a further frame, and `received` bytes may hold one.
+    pub fn may_continue(&self, received: usize, limits: &Limits) -> bool {
+        received - self.size > HEAD_BYTES
+            && self.frames < limits.frames_max
+            && self.run.as_ref().map_or(0, |run| run.rows) < limits.row_credit
+            && (self.size as u64) < limits.byte_credit
+    }
+
+    /// Takes the next frame. Returns its body and highest index, or what ends the run before it.
+    pub fn take<'a>(&mut self, head: &Head, raw: &'a [u8]) -> Result<(Body<'a>, i64), End> {
+        let body = Body::read(raw);
+        if let (Some(run), Some(body)) = (&self.run, &body) {
+            if !run.is_continued_by(head, body) {
+                return Err(End::Other);
+            }
+        }
+        let body = body.ok_or(End::Invalid)?;
+        let highest = body.verify().ok_or(End::Invalid)?;
+        let partition = (body.origin >> PARTITION_SHIFT) as u16;
+        if head.sequence.saturating_add(body.count as u64) > COUNTER_MAX || !head.is_from_producer(partition) {
+            return Err(End::Other);
+        }
+        self.run.get_or_insert_with(|| Run::starting_with(head, &body)).add(&body);
+        self.frames += 1;
+        self.size += HEAD_BYTES + raw.len();
+        Ok((body, highest))
+    }
+}
