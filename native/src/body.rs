@@ -77,7 +77,10 @@ impl<'a> Body<'a> {
         let is_known = body.columns_mask >> column::COUNT == 0;
         let has_length = body.length + CRC_BYTES <= raw.len() && raw.len() - CRC_BYTES - body.length < ALIGNMENT;
         let has_rows = 1 <= body.count && body.count <= BATCH_ROWS_MAX as usize;
-        if !is_known || !has_length || !has_rows || DIRECTORY_AT + 4 * columns > body.length {
+        if !is_known || !has_length || !has_rows || body.kinds_mask == 0 {
+            return None;
+        }
+        if DIRECTORY_AT + 4 * columns > body.length {
             return None;
         }
         let mut mask = body.columns_mask;
@@ -155,11 +158,12 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// The vector id of a row. None if the ends do not rise.
+    /// The vector id of a row. None if there is none, or the ends do not rise.
     pub fn key(&self, row: usize) -> Option<&'a [u8]> {
         let ends = self.column(column::KEY_ENDS);
-        let start = if row == 0 { 0 } else { u32_at(ends, 4 * row - 4) };
-        self.column(column::KEYS).get(start as usize..u32_at(ends, 4 * row) as usize)
+        let start = if row == 0 { 0 } else { u32_at(ends.get(4 * row - 4..4 * row)?, 0) };
+        let end = u32_at(ends.get(4 * row..4 * row + 4)?, 0);
+        self.column(column::KEYS).get(start as usize..end as usize)
     }
 
     /// The index of a row's namespace in the table.
@@ -185,7 +189,7 @@ impl<'a> Body<'a> {
     /// The counter of a row.
     pub fn counter(&self, row: usize) -> u64 {
         match self.column(column::COUNTERS) {
-            [] => self.base + row as u64,
+            [] => self.base.wrapping_add(row as u64),
             counters => u64_at(counters, 8 * row),
         }
     }
