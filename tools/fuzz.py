@@ -1,13 +1,12 @@
 """Fuzzes the entrances of the native core: `./run fuzz --seconds S`. Needs cargo and a C++ compiler.
 
-Builds `native/fuzz` with libFuzzer, with assertions and checks of overflow, and starts from the golden frames of
-the protocol. Exit status: 0: no finding; 1: a finding, whose input is kept; 77: it cannot be built here.
+Builds `native/fuzz` with libFuzzer, with assertions and checks of overflow, and starts from the golden frames
+of the protocol. Exit status: 0: no finding; 1: a finding, whose input is kept; 77: it cannot be built here.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -79,9 +78,8 @@ def _build() -> bool:
 
 
 def _golden_frames() -> list[str]:
-    """Return each text of hexadecimal digits in the golden files that holds a frame."""
-    text = (ROOT / "docs" / "protocol-golden.json").read_text()
-    return [value for value in re.findall(r'"([0-9a-f]{32,})"', json.dumps(json.loads(text)))]
+    """Return each text of hexadecimal digits in the golden file that holds a frame."""
+    return re.findall(r'"([0-9a-f]{32,})"', (ROOT / "docs" / "protocol-golden.json").read_text())
 
 
 def _fuzz(target: str, frames: list[bytes], seconds: int) -> bool:
