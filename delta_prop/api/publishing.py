@@ -23,7 +23,15 @@ from delta_prop.calls.argument_checks import (
 from delta_prop.calls.receipt import OfferState, PublishAck, Receipt
 from delta_prop.calls.refusals import timed_out
 from delta_prop.partition.admission_queue import can_wait_out
-from delta_prop.partition.core.coalesced_draft import ROWS_MAX, Call, check_call, coalesce, group_calls
+from delta_prop.partition.core.coalesced_draft import (
+    ROWS_MAX,
+    BatchKey,
+    Call,
+    batch_key,
+    check_call,
+    coalesce,
+    group_calls,
+)
 from delta_prop.partition.ingest.work import Draft, MatrixDraft
 from delta_prop.partition.order.orphans import check_and_note
 from delta_prop.platform.one_shot import OneShot, one_shot_factory
@@ -252,7 +260,7 @@ class RecordAccumulator:
         self._has_sent = True
         self._schedule_end_of_tick(now)
         with self._tick_callbacks:
-            self._send_coalesced([call], now)
+            self._send_coalesced([call], batch_key(call), now)
             self._tick_callbacks.flush_now()
 
     def send(self) -> None:
@@ -262,22 +270,22 @@ class RecordAccumulator:
             return
         now = self._now()
         with self._tick_callbacks:
-            for group in group_calls(calls):
-                self._send_coalesced(group, now)
+            for group, key in group_calls(calls):
+                self._send_coalesced(group, key, now)
             self._tick_callbacks.flush_now()
         for one_shot in calls.values():
             if one_shot is not None and not one_shot.done():
                 one_shot.set_result(None)
 
-    def _send_coalesced(self, calls: Sequence[Call], now: float) -> None:
+    def _send_coalesced(self, calls: Sequence[Call], key: BatchKey | None, now: float) -> None:
         """Send calls as one draft; if refused, halve it, so that an invalid call separates few others."""
         pipeline = self._pipeline
-        if pipeline.offer_coalesced(coalesce(calls), now):
+        if pipeline.offer_coalesced(coalesce(calls, key), now):
             return
         if len(calls) > 1 and pipeline.can_take_coalesced:
             middle = len(calls) // 2
-            self._send_coalesced(calls[:middle], now)
-            self._send_coalesced(calls[middle:], now)
+            self._send_coalesced(calls[:middle], key, now)
+            self._send_coalesced(calls[middle:], key, now)
         else:
             for call in calls:
                 self._send_single(call, now)

@@ -180,9 +180,10 @@ class CoalescedDraft:
         "width",
     )  # fmt: skip
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], key: BatchKey) -> None:
+        """`key`: the `batch_key` of each call."""
         first = calls[0]
-        kind, self.namespace, self.width, self.priority, self.ack_level = batch_key(first)
+        kind, self.namespace, self.width, self.priority, self.ack_level = key
         assert kind is not None, "the call holds more than numbers"
         self.kind = kind
         self.is_single = len(calls) == 1
@@ -301,11 +302,10 @@ class JoinedDraft:
         )
 
 
-def coalesce(calls: Sequence[Call]) -> CoalescedDraft | JoinedDraft:
-    """Return one draft of calls that `group_calls` put into one group."""
-    first = batch_key(calls[0])
-    if first[0] is not None and all(batch_key(call) == first for call in calls[1:]):
-        return CoalescedDraft(calls)
+def coalesce(calls: Sequence[Call], key: BatchKey | None) -> CoalescedDraft | JoinedDraft:
+    """Return one draft of calls that `group_calls` put into one group, with this key."""
+    if key is not None and key[0] is not None:
+        return CoalescedDraft(calls, key)
     return JoinedDraft([call for call in calls if isinstance(call, Draft)])
 
 
@@ -361,7 +361,11 @@ def split_ack(ack: PublishAck, calls: Iterable[Call]) -> list[PublishAck]:
     return acks
 
 
-def batch_key(call: Call) -> tuple[int | None, str, int, Priority, AckLevel]:
+BatchKey: TypeAlias = tuple[int | None, str, int, Priority, AckLevel]
+"""Kind (None: more than numbers), namespace, width, priority and ack level."""
+
+
+def batch_key(call: Call) -> BatchKey:
     """Return the properties that calls of one draft share; kind None: the call holds more than numbers."""
     if isinstance(call, MatrixDraft):
         return call.kind, call.namespace, call.matrix.shape[1], call.priority, call.ack_level
@@ -373,24 +377,27 @@ def batch_key(call: Call) -> tuple[int | None, str, int, Priority, AckLevel]:
     return delta.operation.kind, delta.namespace, len(values), call.priority, call.ack_level
 
 
-def group_calls(calls: Iterable[Call]) -> Iterator[list[Call]]:
-    """Group neighbouring calls within the bounds, in order.
+def group_calls(calls: Iterable[Call]) -> Iterator[tuple[list[Call], BatchKey | None]]:
+    """Group neighbouring calls within the bounds, in order; yield each group, and its key.
 
-    The calls of a group have one `batch_key`, or they are single deltas of one priority and ack level.
+    The calls of a group have one `batch_key`, or they are single deltas of one priority and ack level: then
+    the key is None.
     """
     group: list[Call] = []
     has_columns = False  # True once the group holds a column call
     is_mixed = False  # True once the group holds single deltas of several keys; no column call may join then
-    group_key: tuple[object, ...] = ()
+    group_key: BatchKey | None = None
     row_count = size = 0
     for call in calls:
         key, call_rows = batch_key(call), call.count
         is_single = isinstance(call, Draft)
         call_bytes = call.size if key[0] is None else call_rows * (8 * key[2] + DELTA_OVERHEAD_BYTES)
         has_group_key = key == group_key and not is_mixed
-        fits = has_group_key or (is_single and not has_columns and key[3:] == group_key[3:])
+        fits = has_group_key or (
+            is_single and not has_columns and group_key is not None and key[3:] == group_key[3:]
+        )
         if group and not (fits and row_count + call_rows <= ROWS_MAX and size + call_bytes <= BYTES_MAX):
-            yield group
+            yield group, None if is_mixed else group_key
             group, has_columns, is_mixed, row_count, size = [], False, False, 0, 0
         has_columns = has_columns or not is_single
         is_mixed = is_mixed or (bool(group) and key != group_key)
@@ -399,4 +406,4 @@ def group_calls(calls: Iterable[Call]) -> Iterator[list[Call]]:
         row_count += call_rows
         size += call_bytes
     if group:
-        yield group
+        yield group, None if is_mixed else group_key

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delta_prop.calls.receipt import PublishAck, Receipt
-from delta_prop.partition.core.coalesced_draft import ROWS_MAX, can_coalesce, group_calls
+from delta_prop.partition.core.coalesced_draft import ROWS_MAX, batch_key, can_coalesce, group_calls
 from delta_prop.partition.ingest.work import Draft, MatrixDraft
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CacheSink
@@ -183,7 +183,7 @@ def test_call_groups_keep_order_batch_key_and_limits(call_parameters: list[tuple
         )
         for count, wide, lane in call_parameters
     ]  # fmt: skip
-    groups = list(group_calls(calls))
+    groups = [group for group, _ in group_calls(calls)]
     assert [call for group in groups for call in group] == calls
     for group in groups:
         assert len({(call.matrix.shape[1], call.priority) for call in group}) == 1  # type: ignore[union-attr]
@@ -199,8 +199,9 @@ def test_matrix_call_does_not_join_single_deltas_of_several_kinds() -> None:
         ["a"], np.ones((1, 3), np.float32), "default", Kind.CREATE, Receipt(),
         Priority.NORMAL, AckLevel.MEMORY,
     )  # fmt: skip
-    assert list(group_calls([*singles, matrix])) == [singles, [matrix]]
-    assert list(group_calls([singles[1], matrix])) == [[singles[1], matrix]]
+    key = batch_key(matrix)
+    assert list(group_calls([*singles, matrix])) == [(singles, None), ([matrix], key)]
+    assert list(group_calls([singles[1], matrix])) == [([singles[1], matrix], key)]
 
 
 @settings(max_examples=30, deadline=None)
