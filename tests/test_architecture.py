@@ -26,7 +26,16 @@ from tools.architecture import (
 
 ROOT = Path(__file__).parents[1]
 TOP_LEVEL = {
-    *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "LICENSES.md", "README.md"),
+    *(
+        ".ci",
+        ".github",
+        ".gitignore",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "LICENSES.md",
+        "README.md",
+    ),
     *("benchmarks", "broker", "changes", "delta_prop", "docs", "examples", "native", "simulations", "sinks"),
     *("pyproject.toml", "run", "tests", "tools", "wire", "pyspark_delta_prop.py"),
     *("requirements.lock", "requirements-spark.lock"),
