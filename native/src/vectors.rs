@@ -306,7 +306,7 @@ impl Vectors {
 
     /// Drops heads if there are more than the bound.
     pub fn keep_bound(&mut self) {
-        if self.count > self.heads_max {
+        while self.count > self.heads_max {
             self.drop_oldest();
         }
     }

@@ -161,7 +161,7 @@ class VectorHeads:
             else iter([writer << ORIGIN_SHIFT | int(counter) for counter in counters])
         )
         self.write_heads(batch, writer, codes, source)
-        if self._count > self._heads_max:
+        while self._count > self._heads_max:
             self._drop_oldest()
 
     def append_run(self, batches: Sequence[Batch], source: Source, seen: Callable[[int], int]) -> int:
@@ -270,7 +270,7 @@ class VectorHeads:
             if known.heads:
                 known.writer = 0 if len(self._writers) == 1 else SEVERAL_WRITERS
         self._count = sum(len(known.heads) for known in self._namespaces.values())
-        if self._count > self._heads_max:
+        while self._count > self._heads_max:
             self._drop_oldest()
 
     def load_states(self, batch: Batch) -> None:
@@ -293,7 +293,7 @@ class VectorHeads:
                 width = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
                 known.widths[width] = known.widths.get(width, 0) + 1
                 known.dimension = max(known.widths, key=known.widths.__getitem__)
-        if self._count > self._heads_max:
+        while self._count > self._heads_max:
             self._drop_oldest()
 
     # --- helpers
