@@ -223,7 +223,7 @@ class HeadsMachine(RuleBasedStateMachine):
 TestHeadsMachine = HeadsMachine.TestCase
 # Fresh histories each time: few of the same would miss a fault.
 TestHeadsMachine.settings = settings(
-    max_examples=max(settings().max_examples, 300),
+    max_examples=max(settings().max_examples, 150),
     stateful_step_count=20,
     deadline=None,
     derandomize=False,
