@@ -13,6 +13,9 @@ use crate::frames::{self, Head, LogStamp, LoggedHead, HEAD_BYTES};
 use crate::run::{End, Limits, Taker};
 use crate::spec::attribute;
 
+/// From this many bytes on, other threads run while a body is checked.
+const LONG_BYTES: usize = 256 * 1024;
+
 /// The version of the boundary; Python takes a core of this version only.
 const BOUNDARY: u32 = 1;
 
@@ -54,7 +57,13 @@ fn take_run<'py>(
         let Some(size) = taker.next_size(&head, cells.len(), &limits) else { break };
         // The body is a separate object, so that a stored batch pins nothing else.
         let raw = copy_cells(py, &cells[at + HEAD_BYTES..at + size])?;
-        match taker.take(&head, raw.as_bytes()) {
+        let bytes = raw.as_bytes();
+        let taken = if bytes.len() < LONG_BYTES {
+            taker.take(&head, bytes)
+        } else {
+            py.allow_threads(|| taker.take(&head, bytes))
+        };
+        match taken {
             Ok((body, highest)) => batches.append(batches::make_batch(&raw, &body, Some(highest))?)?,
             Err(reason) => {
                 end = reason;
