@@ -26,6 +26,7 @@ from delta_prop.server.server_status import ServerStatus
 from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop_broker.log.durable import DurableLogStatistics
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.support import make_delta
@@ -184,7 +185,7 @@ def test_metric_names_follow_the_rules() -> None:
 
 def test_missing_value_has_no_sample() -> None:
     samples = parse_samples(Metrics(ServerStatus(version="1")).scrape().text("")[0])
-    assert samples == {("ready", ()): 0.0}
+    assert samples == {("ready", ()): 0.0, ("native_core", ()): core_mode.is_native}
 
     async def main(propagator: RecordedPropagator) -> None:
         server_status = ServerStatus(version="1")

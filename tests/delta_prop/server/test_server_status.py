@@ -14,6 +14,7 @@ from delta_prop.server.server_context import Counters, JobCounts
 from delta_prop.server.server_status import ServerStatus, to_json_value
 from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.support import make_delta
@@ -44,6 +45,7 @@ def test_status_follows_a_server_from_start_to_end(monkeypatch: pytest.MonkeyPat
         assert server_status.unready_reason() == "it is starting"
         assert server_status.status() == {
             "version": "1.2",
+            "core": core_mode.name,
             "ready": False,
             "reason": "it is starting",
             "server": None,
