@@ -151,7 +151,7 @@ class HeadsMachine(RuleBasedStateMachine):
         self.both(lambda table: table.append_run(batches, Source.LOCAL, seen_up_to(counter)))
 
     @rule(origin=st.sampled_from((*ORIGINS, 99)))
-    def look_up(self, origin: int) -> None:
+    def find_heads(self, origin: int) -> None:
         rows = [(namespace, key) for namespace in (*NAMESPACES, "?") for key in KEYS]
         self.both(lambda table: list(table.other_heads(origin, iter(rows))))
         self.both(lambda table: [table.stored_head(*row) for row in rows])
