@@ -139,7 +139,8 @@ def start_peers(names: Iterable[str], folder: Path, exits: ExitStack) -> Iterabl
 
 def play(rounds: Rounds, turn: int, scene: Scene, name: str, peer: Peer, *, size: int) -> None:
     """Measure one scene against one server."""
-    topic = f"t{os.getpid()}x{len(rounds)}x{turn}"
+    # Each measurement has a topic of its own, or its consumers would resume where those of another ended.
+    topic = f"t{os.getpid()}x{turn}x" + "".join(letter for letter in scene.name if letter.isalnum())
     try:
         measured = measure(peer, scene, topic, size=size)
     except (RuntimeError, OSError) as error:
