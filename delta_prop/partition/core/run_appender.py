@@ -1,4 +1,4 @@
-"""Runs of batches and coalesced drafts, appended in few steps: the fast paths of `Appender`.
+"""Runs of batches and coalesced drafts, appended in few steps.
 
 Pure but for the log that it is given. What they do not take, the pipeline appends one by one.
 """
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
 
 
-class FastAppender(Appender):
+class RunAppender(Appender):
     """An appender with the same effects as `Appender`, which also takes several batches or calls at once."""
 
     @property
     def takes_runs(self) -> bool:
-        """True unless the fast paths are turned off."""
+        """True if the native core runs."""
         return core_mode.is_native
 
     def append_run(
