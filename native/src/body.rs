@@ -129,6 +129,11 @@ impl<'a> Body<'a> {
         body.verify().map(|highest| (body, highest))
     }
 
+    /// The number of bytes, with padding and checksum.
+    pub fn size(&self) -> usize {
+        self.raw.len()
+    }
+
     /// True if a column is present.
     pub fn has(&self, number: usize) -> bool {
         self.columns_mask >> number & 1 == 1

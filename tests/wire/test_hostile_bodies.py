@@ -191,6 +191,7 @@ def test_native_core_accepts_only_what_the_twin_does(full: bool) -> None:
         raw = mutate(bytes(original.body[:-4]), rng)
         raw += crc32c(raw).to_bytes(4, "little")
         native = NativeCore().parse_batch(raw)
+        assert (NativeCore().parse_batch(memoryview(raw)) is None) == (native is None)
         try:
             check_body(memoryview(raw))
             check_columns(twin := Batch(raw))

@@ -35,11 +35,10 @@ class NativeCore(Core):
     __slots__ = ()
 
     def parse_batch(self, body: bytes | memoryview) -> Batch | None:
-        return native.parse_batch(body) if type(body) is bytes else None
+        return native.parse_batch(body)
 
     def batch_is_valid(self, batch: Batch) -> bool:
-        raw = batch.raw
-        return batch.validated or native.body_is_valid(raw if type(raw) is bytes else bytes(raw))
+        return batch.validated or native.body_is_valid(batch.raw)
 
     def pack_keys(self, keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None:
         return native.pack_keys(keys, bytes_max)

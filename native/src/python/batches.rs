@@ -46,7 +46,7 @@ const BLOB_COLUMNS: u64 = 1 << column::BLOB_ENDS | 1 << column::BLOBS;
 
 /// Returns the Batch of a body. `highest_index`: as `Body::check` returns it; None if the body may be invalid.
 pub fn make_batch<'py>(
-    raw: &Bound<'py, PyBytes>,
+    raw: &Bound<'py, PyAny>,
     body: &Body<'_>,
     highest_index: Option<i64>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -59,7 +59,7 @@ pub fn make_batch<'py>(
     let kind = (mask & (mask - 1) == 0).then(|| mask.trailing_zeros());
     let homogeneous = columns & !NUMBER_COLUMNS == KEY_COLUMNS || columns == KEY_COLUMNS | BLOB_COLUMNS;
     batch.setattr(intern!(py, "raw"), raw)?;
-    batch.setattr(intern!(py, "size"), HEAD_BYTES + raw.as_bytes().len())?;
+    batch.setattr(intern!(py, "size"), HEAD_BYTES + body.size())?;
     batch.setattr(intern!(py, "attributes"), attributes)?;
     batch.setattr(intern!(py, "count"), body.count)?;
     batch.setattr(intern!(py, "origin"), body.origin)?;

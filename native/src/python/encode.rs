@@ -120,7 +120,7 @@ pub fn encode_columns<'py>(
     raw.extend_from_slice(&crc.to_le_bytes());
     let body = PyBytes::new(py, &raw);
     match Body::read(body.as_bytes()) {
-        Some(read) => make_batch(&body, &read, read.verify_content()).map(Some),
+        Some(read) => make_batch(body.as_any(), &read, read.verify_content()).map(Some),
         None => Ok(None),
     }
 }

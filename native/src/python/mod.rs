@@ -21,17 +21,25 @@ const BOUNDARY: u32 = 1;
 
 /// Return the Batch of a body that is valid and has only common columns, else None.
 #[pyfunction]
-fn parse_batch<'py>(raw: &Bound<'py, PyBytes>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    match Body::check(raw.as_bytes()) {
+fn parse_batch<'py>(raw: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    with_bytes(raw, |bytes| match Body::check(bytes) {
         Some((body, highest)) => batches::make_batch(raw, &body, Some(highest)).map(Some),
         None => Ok(None),
-    }
+    })
 }
 
 /// Return True if a body is valid and has only common columns.
 #[pyfunction]
-fn body_is_valid(raw: &[u8]) -> bool {
-    Body::check(raw).is_some()
+fn body_is_valid(raw: &Bound<'_, PyAny>) -> PyResult<bool> {
+    with_bytes(raw, |bytes| Ok(Body::check(bytes).is_some()))
+}
+
+/// Calls `with` with a body's bytes: those of a bytes object, or a copy of another buffer.
+fn with_bytes<R>(raw: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<R>) -> PyResult<R> {
+    match raw.downcast::<PyBytes>() {
+        Ok(bytes) => with(bytes.as_bytes()),
+        Err(_) => with(&PyBuffer::<u8>::get(raw)?.to_vec(raw.py())?),
+    }
 }
 
 /// The frames taken: first sequence, whether an Ack is wanted, batches, rows, bytes; True if an invalid one follows.
@@ -64,7 +72,7 @@ fn take_run<'py>(
             py.allow_threads(|| taker.take(&head, bytes))
         };
         match taken {
-            Ok((body, highest)) => batches.append(batches::make_batch(&raw, &body, Some(highest))?)?,
+            Ok((body, highest)) => batches.append(batches::make_batch(raw.as_any(), &body, Some(highest))?)?,
             Err(reason) => {
                 end = reason;
                 break;

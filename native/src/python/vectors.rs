@@ -1,23 +1,15 @@
 //! `Heads`, the table of heads for Python. The methods are those of `Vectors`.
 
-use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::PyList;
 
+use super::with_bytes;
 use crate::vectors::{Fault, Malformed, RowHead, Vectors};
 
 impl From<Malformed> for PyErr {
     fn from(_: Malformed) -> PyErr {
         PyValueError::new_err("a body with lengths that do not agree: check it before it is appended")
-    }
-}
-
-/// Calls `with` with a body's bytes: those of a bytes object, or a copy of another buffer.
-fn with_bytes<R>(raw: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<R>) -> PyResult<R> {
-    match raw.downcast::<PyBytes>() {
-        Ok(bytes) => with(bytes.as_bytes()),
-        Err(_) => with(&PyBuffer::<u8>::get(raw)?.to_vec(raw.py())?),
     }
 }
 
