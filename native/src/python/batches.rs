@@ -15,6 +15,8 @@ struct Python {
     new_object: Py<PyAny>,
     batch: Py<PyAny>,
     logged_batch: Py<PyAny>,
+    read_short_names: Py<PyAny>,
+    short_names_bytes: usize,
     levels: Py<PyTuple>,
     priorities: Py<PyTuple>,
 }
@@ -29,7 +31,10 @@ impl Python {
                 let all = delta.getattr(name)?.try_iter()?.collect::<PyResult<Vec<_>>>()?;
                 Ok(PyTuple::new(py, all)?.unbind())
             };
+            let layout = py.import("delta_prop_wire.layout")?;
             Ok(Python {
+                read_short_names: layout.getattr("read_short_names")?.unbind(),
+                short_names_bytes: layout.getattr("SHORT_NAMES_BYTES")?.extract()?,
                 new_object: py.import("builtins")?.getattr("object")?.getattr("__new__")?.unbind(),
                 batch: py.import("delta_prop_wire.batch")?.getattr("Batch")?.unbind(),
                 logged_batch: py.import("delta_prop_wire.batch")?.getattr("LoggedBatch")?.unbind(),
@@ -78,6 +83,15 @@ pub fn make_batch<'py>(
     batch.setattr(intern!(py, "has_gaps"), false)?;
     batch.setattr(intern!(py, "homogeneous"), homogeneous)?;
     batch.setattr(intern!(py, "crc"), body.crc())?;
+    let names = body.column(column::NAMESPACES);
+    if !names.is_empty() && names.len() <= python.short_names_bytes {
+        // One tuple for equal tables: routing compares them by identity.
+        let names = python.read_short_names.bind(py).call1((PyBytes::new(py, names),))?;
+        if names.len()? == 1 {
+            batch.setattr(intern!(py, "namespace"), names.get_item(0)?)?;
+        }
+        batch.setattr(intern!(py, "namespace_names"), names)?;
+    }
     if let Some(highest_index) = highest_index {
         batch.setattr(intern!(py, "validated"), true)?;
         batch.setattr(intern!(py, "highest_index"), highest_index)?;
