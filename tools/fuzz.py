@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +33,10 @@ COVERAGE = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build, fuzz each target for its share of the time, and print a table. Return the exit status."""
+    """Build, fuzz all targets at once, each for its share of the time, and print a table.
+
+    Return the exit status.
+    """
     parser = argparse.ArgumentParser(prog="./run fuzz", description="Fuzz the native core.")
     parser.add_argument("--seconds", type=int, default=60, help="time for all targets together; default: 60")
     seconds = parser.parse_args(arguments).seconds
@@ -46,9 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 77
     if not _build():
         return 77
-    frames = [bytes.fromhex(text) for text in _golden_frames()]
+    frames, share = [bytes.fromhex(text) for text in _golden_frames()], seconds // len(TARGETS)
+    print(f"./run fuzz: {len(TARGETS)} targets, {share} s each", file=sys.stderr, flush=True)
     print(f"{'target':<8} {'inputs':>12} {'coverage':>9} {'found':>6}")
-    findings = [_fuzz(target, frames, seconds // len(TARGETS)) for target in TARGETS]
+    with ThreadPoolExecutor(len(TARGETS)) as threads:
+        findings = list(threads.map(lambda target: _fuzz(target, frames, share), TARGETS))
     return 1 if any(findings) else 0
 
 
@@ -83,7 +89,7 @@ def _golden_frames() -> list[str]:
 
 
 def _fuzz(target: str, frames: list[bytes], seconds: int) -> bool:
-    """Fuzz one target, print its row, and return True if it found something."""
+    """Fuzz one target, print its row, and return True if it found something. Runs in a thread."""
     corpus, findings = BUILT / "corpus" / target, BUILT / "findings" / target
     for folder in (corpus, findings):
         folder.mkdir(parents=True, exist_ok=True)
