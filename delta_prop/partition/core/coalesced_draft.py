@@ -201,7 +201,7 @@ class CoalescedDraft:
                 assert call_values is not None
             else:
                 is_checked = is_checked and call.is_checked
-                keys += call.keys
+                keys.extend(call.keys)
                 call_values, call_indices = call.matrix, call.indices
             values.append(call_values.data)
             if call_indices is not None:

@@ -329,3 +329,14 @@ def test_statistics_count_outcomes_and_memory_limit() -> None:
         assert statistics.memory_bytes_max == Settings().memory_bytes_max(1)
 
     run_propagator(main)
+
+
+def test_ids_of_columns_may_be_any_sequence_of_text() -> None:
+    async def main(propagator: RecordedPropagator) -> None:
+        for ids in (["a", "b"], ("c", "d"), np.array(["e", "f"])):
+            published = await propagator.publish_many(ids, np.ones((2, 2), np.float32))
+            assert published.count == 2
+        await propagator.settle()
+        assert list(propagator.recorder.vector_ids) == list("abcdef")
+
+    run_propagator(main)
