@@ -305,8 +305,8 @@ class VectorHeads:
         """Check row by row, since a row may depend on an earlier row of the batch. Raises InvalidDelta."""
         if not batch.kinds_mask & PARTIAL_BITS:
             width = batch.values_per_row if batch.kinds_mask & VECTOR_BITS else 0
-            fixed = {self.dimension(name) or width for name in batch.namespace_names}
-            if width == 0 or (width is not None and fixed == {width}):
+            widths_after = {self.dimension(name) or width for name in batch.namespace_names}
+            if width == 0 or (width is not None and widths_after == {width}):
                 return  # rows of the other kinds always apply
         alive: dict[tuple[str, str], bool] = {}
         named = {name: self._namespaces.get(name) for name in batch.namespace_names}
