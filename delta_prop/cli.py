@@ -74,11 +74,19 @@ def _run_verb(arguments: list[str]) -> int:
     unused = find_unused_arguments(options)
     if unused is not None:
         parser.error(unused)
+    _require_core()
     options.command = shlex.join([PROGRAM, *arguments])
     if options.verb != "demo":  # the demo prints for people, in the terminal's encoding
         _write_utf8()
     status: int | Coroutine[Any, Any, int] = options.run(options)
     return status if isinstance(status, int) else _run(lambda: status)
+
+
+def _require_core() -> None:
+    """Raise UsageError if the environment names a core that there is not, before anything is done."""
+    from delta_prop_wire.core import core_mode
+
+    _ = core_mode.name
 
 
 def make_parser() -> Parser:

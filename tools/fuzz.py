@@ -76,6 +76,8 @@ def _build() -> bool:
         "--manifest-path",
         str(FUZZ / "Cargo.toml"),
     ]
+    if host is None:
+        print(rustc.stderr, end="", file=sys.stderr)
     if host is None or subprocess.run([*command, "--target", host[1]], env=environ, check=False).returncode:
         print("./run fuzz: the fuzzers could not be built; the reason is above", file=sys.stderr)
         return False

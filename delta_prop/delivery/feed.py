@@ -103,7 +103,7 @@ class Feed:
 
     @property
     def reason(self) -> Refused | None:
-        """Why it has stopped; None while it has not."""
+        """The refusal that stopped it; None while it runs."""
         return self.status.reason
 
     @property

@@ -1,4 +1,4 @@
-"""Chooses the core by the environment, once, when the package is imported.
+"""Chooses the core by the environment, as it is when the package is imported.
 
 The native core is taken if it is installed in the version that this package needs.
 """
@@ -37,4 +37,5 @@ def _default() -> str:
 
 
 core_mode.install(_find_native_core)
-core_mode.choose(os.environ.get(VARIABLE) or _default())
+_given = os.environ.get(VARIABLE)
+core_mode.choose_at_use(lambda: _given or _default())

@@ -185,7 +185,7 @@ def test_mutated_body_is_refused_or_fully_readable(full: bool) -> None:
 
 
 @needs_native_core
-def test_native_core_accepts_only_what_the_twin_does(full: bool) -> None:
+def test_native_core_accepts_only_what_python_does(full: bool) -> None:
     rng, outcomes = random.Random(4), Counter[str]()
     for _, original in product(range(20_000 if full else 600), ORIGINALS):
         raw = mutate(bytes(original.body[:-4]), rng)

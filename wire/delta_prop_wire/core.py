@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta_prop_wire.errors import UsageError
 
@@ -147,10 +147,12 @@ class CoreMode:
     step.
     """
 
-    __slots__ = ("_find_native", "core", "is_native")
+    __slots__ = ("_find_native", "_name_at_use", "core", "is_native")
     core: Core
+    is_native: bool
 
     def __init__(self) -> None:
+        self._name_at_use: Callable[[], str] | None = None
         self._find_native: Callable[[], Callable[[], Core]] | None = None
         self.core = Core()
         self.is_native = False
@@ -172,7 +174,15 @@ class CoreMode:
                 del self.core
         else:
             self.core = Core()
-        self.is_native = name == "native"
+        self.is_native, self._name_at_use = name == "native", None
+
+    def choose_at_use(self, name: Callable[[], str]) -> None:
+        """Choose the core whose name `name` returns, at the first use, which may raise UsageError.
+
+        So an import never fails because of the environment.
+        """
+        self._name_at_use = name
+        del self.core, self.is_native
 
     def _require_native(self) -> Callable[[], Core]:
         try:
@@ -184,10 +194,13 @@ class CoreMode:
                 f"{VARIABLE}=native: there is no native core ({error}): install it, or give python"
             ) from None
 
-    def __getattr__(self, name: str) -> Core:
-        """Make the native core at its first use, since its imports take long."""
-        if name != "core":
+    def __getattr__(self, name: str) -> Any:
+        """Choose and make the core at its first use; the imports of the native one take long."""
+        if name not in ("core", "is_native"):
             raise AttributeError(name)
+        if self._name_at_use is not None:
+            self.choose(self._name_at_use())
+            return getattr(self, name)
         self.core = self._require_native()()
         return self.core
 

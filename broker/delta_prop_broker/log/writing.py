@@ -484,7 +484,7 @@ class LogAppender:
         self, batches: Sequence[Batch], lamport: int, source: Source, now: int
     ) -> list[LoggedBatch] | None:
         """Append batches in one step; None if the core or the active segment does not take them."""
-        marks, queue, segment, seen_us = self._marks, self._queue, self._segments.last, self._clock.seen_us
+        marks, segment, seen_us = self._marks, self._segments.last, self._clock.seen_us
         size = attributes = 0
         for batch in batches:
             size += batch.size
@@ -497,25 +497,19 @@ class LogAppender:
         )  # fmt: skip
         if run is None:
             return None
-        write = queue.write_of(segment)
+        write = self._queue.write_of(segment)
         write.parts += run.parts
         write.end += size
         assert segment.index is not None
         segment.index.add_run(run.batches, time=now, previous_crc=self._chain_crc, crc=run.crc)
-        segment.size += size
-        segment.end = marks.next_offset = run.batches[-1].next_offset
-        segment.last_crc = self._chain_crc = run.crc
-        segment.latest_time, segment.seen_last_us = segment.index.latest_time, seen_us
-        self._retention.bytes += size
-        queue.unwritten_bytes += size
-        if attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
-            queue.wants_sync = True  # also for a replica, since a forwarder does not send a batch again
+        self._note_placed(segment, size, end=run.batches[-1].next_offset, crc=run.crc)
+        self._note_level(attributes, source)
         return run.batches
 
     def _append_one(
         self, batch: Batch, lamport: int, source: Source, known_ids: KnownIds, now: int
     ) -> LoggedBatch:
-        marks, queue, size, previous = self._marks, self._queue, batch.size, self._chain_crc
+        marks, size, previous = self._marks, batch.size, self._chain_crc
         offset, seen_us = marks.next_offset, self._clock.seen_us
         head, crc = pack_logged_head(
             batch, offset, lamport=lamport, source=source, known_ids=known_ids,
@@ -527,15 +521,24 @@ class LogAppender:
         write.end += size
         assert segment.index is not None
         segment.index.add(batch, offset=offset, size=size, time=now, previous_crc=previous, crc=crc)
-        segment.size += size
-        segment.end = marks.next_offset = offset + batch.count
-        segment.last_crc = self._chain_crc = crc
-        segment.latest_time, segment.seen_last_us = segment.index.latest_time, seen_us
-        self._retention.bytes += size
-        queue.unwritten_bytes += size
-        if batch.attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
-            queue.wants_sync = True  # also for a replica, since a forwarder does not send a batch again
+        self._note_placed(segment, size, end=offset + batch.count, crc=crc)
+        self._note_level(batch.attributes, source)
         return logged
+
+    def _note_placed(self, segment: Segment, size: int, *, end: int, crc: int) -> None:
+        """Move all that moves with frames of `size` bytes, which are in the index of the active segment."""
+        assert segment.index is not None
+        segment.size += size
+        segment.end = self._marks.next_offset = end
+        segment.last_crc = self._chain_crc = crc
+        segment.latest_time, segment.seen_last_us = segment.index.latest_time, self._clock.seen_us
+        self._retention.bytes += size
+        self._queue.unwritten_bytes += size
+
+    def _note_level(self, attributes: int, source: Source) -> None:
+        # also for a replica, since a forwarder does not send a batch again
+        if attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
+            self._queue.wants_sync = True
 
     def roll(self) -> bool:
         """Seal the last segment with the next commit if it is old; return True if so."""

@@ -31,12 +31,12 @@ def test_the_native_core_is_chosen(value: str | None) -> None:
     assert run(PROGRAM, value) == "native\n"
 
 
-def test_the_environment_chooses_the_twin() -> None:
+def test_the_environment_chooses_python() -> None:
     assert run(PROGRAM, "python") == "python\n"
     assert "DELTA_PROP_CORE='slow': give native or python" in run(PROGRAM, "slow")
 
 
-def test_without_a_native_core_the_twin_runs() -> None:
+def test_without_a_native_core_python_runs() -> None:
     assert run(WITHOUT + PROGRAM, None) == "python\n"
     assert "DELTA_PROP_CORE=native: there is no native core" in run(WITHOUT + PROGRAM, "native")
 
