@@ -12,14 +12,13 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.refusals import add_dot
-from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.delta import AckLevel, Dot
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
     OutcomeCallback = Callable[[Refused | None], None]
     """Called with None once rows are stored, or with the refusal if they were lost."""
-    BatchAck = tuple[int, OutcomeCallback]
-    """One batch of several that wait as one: its next offset, and its own `OutcomeCallback`."""
-
 
 logger = logging.getLogger("delta_prop")
 
@@ -43,16 +39,17 @@ _next_offset = attrgetter("next_offset")
 
 
 class _PendingAck(NamedTuple):
-    """An acknowledgement that waits for a mark.
+    """An acknowledgement that waits for a mark: of deltas, by their receipt, or else by a callback.
 
-    `receipt` is the receipt of the delta that it acknowledges, None if it acknowledges no delta. `split`, for
-    an acknowledgement of several batches, returns one `BatchAck` per batch.
+    `batches`: those that the receipt stands for; if they are several, their outcomes may differ after a
+    failure.
     """
 
     next_offset: int
-    on_outcome: OutcomeCallback
     receipt: Receipt | None
-    split: Callable[[], list[BatchAck]] | None
+    outcome: PublishAck | Refused | None
+    batches: Sequence[LoggedBatch] = ()
+    on_outcome: OutcomeCallback | None = None
 
 
 class AckTracker:
@@ -75,20 +72,19 @@ class AckTracker:
 
         If the log fails, each has its own outcome.
         """
-        if self._not_visible or batches[0].next_offset > self._log.high_watermark:
+        log, logged, batch, end = self._log, batches[0], batches[0].batch, batches[-1].next_offset
+        if self._not_visible or logged.offset >= log.high_watermark:
             self._not_visible += batches
             self._notify_committer()
         else:
-            for logged in batches:
-                self.route_when_visible(logged)
-        first, end = batches[0], batches[-1].next_offset
-        outcome = PublishAck(first.offset, first.batch.dot(0), end - first.offset, level, {})
-        if end <= self._log.offset_at_level(level):
+            for visible in batches:
+                self.route_when_visible(visible)
+        outcome = PublishAck(logged.offset, Dot(batch.origin, batch.base), end - logged.offset, level, {})
+        if end <= log.offset_at_level(level):
             if not receipt.done:
                 receipt.acknowledge(outcome)
             return
-        split = partial(self._split, batches, receipt, level) if len(batches) > 1 else None
-        self.when_reached(end, level, partial(self._settle, receipt, outcome), receipt, split)
+        self._wait(_PendingAck(end, receipt, outcome, batches), level)
         receipt.mark_appended(outcome)
 
     def report(
@@ -105,8 +101,12 @@ class AckTracker:
         if isinstance(outcome, PublishAck) and (next_offset is None or outcome.duplicates):
             next_offset = max(outcome.next_offset, next_offset or 0)
         assert next_offset is not None
-        if self.when_reached(next_offset, level, partial(self._settle, receipt, outcome), receipt):
-            receipt.mark_appended(outcome if isinstance(outcome, PublishAck) else None)
+        pending_ack = _PendingAck(next_offset, receipt, outcome)
+        if next_offset <= self._log.offset_at_level(level):
+            self._settle(pending_ack, None)
+            return
+        self._wait(pending_ack, level)
+        receipt.mark_appended(outcome if isinstance(outcome, PublishAck) else None)
 
     def refuse(self, receipt: Receipt, refusal: Refused) -> None:
         """Report a refusal, unless an outcome was reported."""
@@ -122,53 +122,60 @@ class AckTracker:
             self._not_visible.append(logged)
             self._notify_committer()
 
-    def when_reached(
-        self,
-        next_offset: int,
-        level: AckLevel,
-        on_outcome: OutcomeCallback,
-        receipt: Receipt | None = None,
-        split: Callable[[], list[BatchAck]] | None = None,
-    ) -> bool:
-        """Call `on_outcome(None)` once all rows below `next_offset` are stored at `level`; if the log loses
-        them, call it with the refusal. Return False if `on_outcome` was called at once, True if it waits.
-
-        `receipt`: receipt of the delta to acknowledge. If the log fails first, that delta is in doubt, and
-        `on_outcome` waits until a recovery decides; without a receipt it is called with the failure at once.
-        `split`: returns the batches one by one, if their outcomes may differ.
+    def when_reached(self, next_offset: int, level: AckLevel, on_outcome: OutcomeCallback) -> None:
+        """Call `on_outcome(None)` once all rows below `next_offset` are stored at `level`, maybe at once; if
+        the log fails first, call it with the failure.
         """
         if next_offset <= self._log.offset_at_level(level):
             on_outcome(None)
-            return False
+        else:
+            self._wait(_PendingAck(next_offset, None, None, on_outcome=on_outcome), level)
+
+    def _wait(self, pending_ack: _PendingAck, level: AckLevel) -> None:
+        """Hold an acknowledgement until the log stores it at `level`.
+
+        If the log fails first, its deltas are in doubt until a recovery decides.
+        """
         if level >= AckLevel.DURABLE:  # a duplicate may ask for a higher level than its first copy did
             self._log.request_sync()
             self._notify_committer()
-        waiting = self._pending_acks[level]
-        pending_ack = _PendingAck(next_offset, on_outcome, receipt, split)
+        waiting, next_offset = self._pending_acks[level], pending_ack.next_offset
         if waiting and next_offset < waiting[-1].next_offset:  # a duplicate that waits for its first copy
             waiting.insert(bisect_right(waiting, next_offset, key=_next_offset), pending_ack)
         else:
             waiting.append(pending_ack)
-        return True
 
-    def _split(self, batches: Sequence[LoggedBatch], receipt: Receipt, level: AckLevel) -> list[BatchAck]:
+    def _split(self, pending_ack: _PendingAck) -> list[_PendingAck]:
         """Return an acknowledgement for each batch of a run, with a receipt of its own."""
-        batch_acks: list[BatchAck] = []
+        receipt, outcome, batches = pending_ack.receipt, pending_ack.outcome, pending_ack.batches
+        if receipt is None or not isinstance(outcome, PublishAck) or len(batches) < 2:
+            return [pending_ack]
         receipts = receipt.split([logged.count for logged in batches])
-        for logged, batch_receipt in zip(batches, receipts, strict=True):
-            outcome = PublishAck(logged.offset, logged.batch.dot(0), logged.count, level, {})
-            batch_acks.append((logged.next_offset, partial(self._settle, batch_receipt, outcome)))
-        return batch_acks
+        return [
+            _PendingAck(
+                logged.next_offset,
+                batch_receipt,
+                PublishAck(logged.offset, logged.batch.dot(0), logged.count, outcome.level, {}),
+            )
+            for logged, batch_receipt in zip(batches, receipts, strict=True)
+        ]
 
-    def _settle(self, receipt: Receipt, outcome: PublishAck | Refused, failure: Refused | None) -> None:
-        if failure is not None and failure.retryable:
-            self.refuse(receipt, failure)
-        elif isinstance(outcome, Refused):
-            self.refuse(receipt, outcome)
-        elif failure is not None:
-            self.refuse(receipt, add_dot(failure, outcome.dot))
-        elif not receipt.done:
-            receipt.acknowledge(outcome)
+    def _settle(self, pending_ack: _PendingAck, failure: Refused | None) -> None:
+        """Report an outcome, and log what a callback raises: no caller would see it, and others must run."""
+        receipt, outcome = pending_ack.receipt, pending_ack.outcome
+        try:
+            if pending_ack.on_outcome is not None:
+                pending_ack.on_outcome(failure)
+            elif receipt is None or outcome is None:
+                return
+            elif isinstance(outcome, Refused):
+                self.refuse(receipt, failure if failure is not None and failure.retryable else outcome)
+            elif failure is not None:
+                self.refuse(receipt, failure if failure.retryable else add_dot(failure, outcome.dot))
+            elif not receipt.done:
+                receipt.acknowledge(outcome)
+        except Exception:
+            logger.exception("an outcome callback failed")
 
     def _notify_committer(self) -> None:
         if self._committer is not None:
@@ -186,7 +193,7 @@ class AckTracker:
             if waiting:
                 mark = log.offset_at_level(level)
                 while waiting and waiting[0].next_offset <= mark:
-                    _notify(waiting.popleft().on_outcome, None)
+                    self._settle(waiting.popleft(), None)
 
     def suspend(self, refusal: Refused) -> None:
         """Stop routing and acknowledging after a log failure, until `resume` or `fail`.
@@ -204,7 +211,7 @@ class AckTracker:
                 else:
                     pending_ack.receipt.mark_in_doubt()
         for pending_ack in without_receipt:
-            _notify(pending_ack.on_outcome, refusal)
+            self._settle(pending_ack, refusal)
 
     def resume(self, end: int, refusal: Refused) -> None:
         """Resolve all waiters after the log was recovered up to offset `end`.
@@ -223,16 +230,6 @@ class AckTracker:
         """Report success to the waiters for rows below `end`, and the refusal to the others."""
         waiting_by_level, self._pending_acks = self._pending_acks, tuple(deque() for _ in AckLevel)
         for pending_ack in chain.from_iterable(waiting_by_level):
-            parts = [(pending_ack.next_offset, pending_ack.on_outcome)]
-            if pending_ack.split is not None and pending_ack.next_offset > end:
-                parts = pending_ack.split()
-            for next_offset, on_outcome in parts:
-                _notify(on_outcome, None if next_offset <= end else refusal)
-
-
-def _notify(on_outcome: OutcomeCallback, refusal: Refused | None) -> None:
-    """Call `on_outcome`, and log what it raises: no caller would see it, and other callbacks must run."""
-    try:
-        on_outcome(refusal)
-    except Exception:
-        logger.exception("an outcome callback failed")
+            is_split = pending_ack.next_offset > end
+            for part in self._split(pending_ack) if is_split else (pending_ack,):
+                self._settle(part, None if part.next_offset <= end else refusal)

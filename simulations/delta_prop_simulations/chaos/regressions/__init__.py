@@ -66,7 +66,7 @@ REVERTED_FIXES = (
         "duplicate-at-a-higher-level",
         "a duplicate that asks for more than its first copy did waits for a sync that nobody requests",
         "a duplicate is answered",
-        edit(AckTracker.when_reached, "if level >= AckLevel.DURABLE:", "if False:"),
+        edit(AckTracker._wait, "if level >= AckLevel.DURABLE:", "if False:"),
     ),
     Mutant(
         "gap-filled-in-another-lane",
