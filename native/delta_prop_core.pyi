@@ -17,8 +17,12 @@ def pack_logged_head(
     body: tuple[int, int, int], offset: int, stamp: tuple[int, int, int, int, int, int]
 ) -> tuple[bytes, int]: ...
 def log_run(
-    batches: list[Batch], place: tuple[int, int, int, int, int, int], source: Source, known_ids: KnownIds
-) -> tuple[list[LoggedBatch], list[Buffer], int, int] | None: ...
+    batches: list[Batch],
+    place: tuple[int, int, int, int, int, int],
+    source: Source,
+    known_ids: KnownIds,
+    index: tuple[int, int, int],
+) -> tuple[list[LoggedBatch], list[Buffer], int, int, list[tuple[int, int, int]]] | None: ...
 def unpack_logged_head(
     raw: Buffer,
 ) -> tuple[int, int, tuple[int, int, int, int, int, int], tuple[int, int, int, int, int]] | None: ...

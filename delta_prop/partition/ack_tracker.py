@@ -103,7 +103,7 @@ class AckTracker:
         assert next_offset is not None
         pending_ack = _PendingAck(next_offset, receipt, outcome)
         if next_offset <= self._log.offset_at_level(level):
-            self._settle(pending_ack, None)
+            self._report(pending_ack, None)
             return
         self._wait(pending_ack, level)
         receipt.mark_appended(outcome if isinstance(outcome, PublishAck) else None)
@@ -162,20 +162,25 @@ class AckTracker:
 
     def _settle(self, pending_ack: _PendingAck, failure: Refused | None) -> None:
         """Report an outcome, and log what a callback raises: no caller would see it, and others must run."""
-        receipt, outcome = pending_ack.receipt, pending_ack.outcome
         try:
-            if pending_ack.on_outcome is not None:
-                pending_ack.on_outcome(failure)
-            elif receipt is None or outcome is None:
-                return
-            elif isinstance(outcome, Refused):
-                self.refuse(receipt, failure if failure is not None and failure.retryable else outcome)
-            elif failure is not None:
-                self.refuse(receipt, failure if failure.retryable else add_dot(failure, outcome.dot))
-            elif not receipt.done:
-                receipt.acknowledge(outcome)
+            self._report(pending_ack, failure)
         except Exception:
             logger.exception("an outcome callback failed")
+
+    def _report(self, pending_ack: _PendingAck, failure: Refused | None) -> None:
+        _, receipt, outcome, _, on_outcome = pending_ack
+        if receipt is None:
+            if on_outcome is not None:
+                on_outcome(failure)
+        elif isinstance(outcome, PublishAck) and failure is None:
+            if not receipt.done:
+                receipt.acknowledge(outcome)
+        elif failure is not None and failure.retryable:
+            self.refuse(receipt, failure)
+        elif isinstance(outcome, Refused):
+            self.refuse(receipt, outcome)
+        elif failure is not None and outcome is not None:
+            self.refuse(receipt, add_dot(failure, outcome.dot))
 
     def _notify_committer(self) -> None:
         if self._committer is not None:

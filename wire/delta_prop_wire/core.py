@@ -48,13 +48,15 @@ class LoggedRun(NamedTuple):
     """Batches with their offsets and stamps.
 
     `parts`: the bytes to write, head and body of each in turn. `size`: their number of bytes. `crc`: the
-    checksum of the last stamp.
+    checksum of the last stamp. `entries`: for the index of the segment, offset and position of a frame, and
+    the checksum of the stamp before it.
     """
 
     batches: list[LoggedBatch]
     parts: list[Buffer]
     size: int
     crc: int
+    entries: list[tuple[int, int, int]]
 
 
 class Core:
@@ -118,10 +120,12 @@ class Core:
         time: int,
         previous_crc: int,
         synced_offset: int,
+        index: tuple[int, int, int],
     ) -> LoggedRun | None:
         """Give batches their offsets and stamps, one after the other, as `stamp.pack_logged_head` does.
 
-        None also unless each body is of type bytes.
+        `index`: the size of the segment, the size from which on the next frame has an entry in its index, and
+        the distance of entries. None also unless each body is of type bytes.
         """
 
     def unpack_logged_head(self, raw: Buffer) -> tuple[int, int, Stamp] | None:

@@ -102,9 +102,10 @@ class NativeCore(Core):
         time: int,
         previous_crc: int,
         synced_offset: int,
+        index: tuple[int, int, int],
     ) -> LoggedRun | None:
         place = offset, lamport, source, time, previous_crc, synced_offset
-        run = native.log_run(batches, place, source, KnownIds.NONE)
+        run = native.log_run(batches, place, source, KnownIds.NONE, index)
         return None if run is None else LoggedRun(*run)
 
     def unpack_logged_head(self, raw: Buffer) -> tuple[int, int, Stamp] | None:

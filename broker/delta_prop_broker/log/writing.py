@@ -410,9 +410,12 @@ class ActiveSegment:
             return writes[-1]
         return self._queue.write_of(last)
 
-    def takes(self, segment: Segment, size: int, seen_us: int) -> bool:
-        """Return True if `write_for` would return the write of this last segment, which has frames."""
-        return 0 < segment.size <= self._bytes_max - size and not self.is_old(segment, seen_us)
+    def takes(self, size: int, seen_us: int) -> bool:
+        """Return True if `write_for` would return the write of the last segment, which has frames."""
+        last = self._segments.last
+        if last is None or not 0 < last.size <= self._bytes_max - size:
+            return False
+        return seen_us - last.seen_first_us < self._age_us_max
 
     def is_old(self, segment: Segment, seen_us: int) -> bool:
         """Return True if the segment has been active for `segment_s_max`."""
@@ -484,25 +487,26 @@ class LogAppender:
         self, batches: Sequence[Batch], lamport: int, source: Source, now: int
     ) -> list[LoggedBatch] | None:
         """Append batches in one step; None if the core or the active segment does not take them."""
-        marks, segment, seen_us = self._marks, self._segments.last, self._clock.seen_us
+        marks, segment, previous_crc = self._marks, self._segments.last, self._chain_crc
         size = attributes = 0
         for batch in batches:
             size += batch.size
             attributes |= batch.attributes
-        if segment is None or not self._active_segment.takes(segment, size, seen_us) or attributes & _RARE:
+        if segment is None or attributes & _RARE or not self._active_segment.takes(size, self._clock.seen_us):
             return None
+        index = segment.index
+        assert index is not None
         run = core_mode.core.log_run(
             [*batches], marks.next_offset, lamport=lamport, source=source, time=now,
-            previous_crc=self._chain_crc, synced_offset=marks.synced,
+            previous_crc=previous_crc, synced_offset=marks.synced, index=index.next_entry,
         )  # fmt: skip
         if run is None:
             return None
         write = self._queue.write_of(segment)
         write.parts += run.parts
         write.end += size
-        assert segment.index is not None
-        segment.index.add_run(run.batches, time=now, previous_crc=self._chain_crc, crc=run.crc)
-        self._note_placed(segment, size, end=run.batches[-1].next_offset, crc=run.crc)
+        index.add_run(run, time=now, previous_crc=previous_crc)
+        self._note_placed(segment, size, end=index.end, crc=run.crc)
         self._note_level(attributes, source)
         return run.batches
 

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.spec import HEADER_BYTES, Attribute
-from delta_prop_wire.stamp import stamp_crc
+from delta_prop_wire.spec import Attribute
 
 if TYPE_CHECKING:
-    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.core import LoggedRun
 
 STEP_BYTES = 4096
 _GAPS, _CONTROL = int(Attribute.COUNTER_GAPS), int(Attribute.CONTROL)
@@ -142,29 +142,32 @@ class SparseIndex:
         self.end = offset + batch.count
         self.last_crc = crc
 
-    def add_run(self, run: Sequence[LoggedBatch], *, time: int, previous_crc: int, crc: int) -> None:
+    @property
+    def next_entry(self) -> tuple[int, int, int]:
+        """The size of the segment, the size from which on the next frame has an entry, and `STEP_BYTES`."""
+        positions = self._entries.positions
+        return self.size, positions[-1] + STEP_BYTES if positions else 0, STEP_BYTES
+
+    def add_run(self, run: LoggedRun, *, time: int, previous_crc: int) -> None:
         """Add the next frames, all stamped at `time`: deltas of one origin, with contiguous counters.
 
-        `previous_crc`: checksum of the stamp before the first. `crc`: that of the last stamp.
+        `previous_crc`: checksum of the stamp before the first.
         """
         if self.crc_before is None:
             self.crc_before, self.first_time = previous_crc, time
         self.latest_time = max(self.latest_time, time)
-        entries, before = self._entries, None
-        due = entries.positions[-1] + STEP_BYTES if entries.positions else 0
-        for logged in run:
-            if self.size >= due:
-                stamp_before = previous_crc if before is None else stamp_crc(before.head[HEADER_BYTES:])
-                entries.offsets.append(logged.offset)
-                entries.positions.append(self.size)
+        if run.entries:
+            entries = self._entries
+            for offset, position, stamp_before in run.entries:
+                entries.offsets.append(offset)
+                entries.positions.append(position)
                 entries.times.append(self.latest_time)
                 entries.previous.append(stamp_before)
-                due = self.size + STEP_BYTES
-            self.size += logged.batch.size
-            before = logged
-        first, last = run[0].batch, run[-1].batch
-        self._runs_of(first.origin).add_range(first.base, last.base + last.count - 1, run[0].offset)
-        self.end, self.last_crc = run[-1].next_offset, crc
+        first, last = run.batches[0], run.batches[-1]
+        self.size += run.size
+        self.end, self.last_crc = last.next_offset, run.crc
+        base = first.batch.base
+        self._runs_of(first.batch.origin).add_range(base, base + self.end - first.offset - 1, first.offset)
 
     def _runs_of(self, origin: int) -> _CounterRuns:
         runs = self._runs.get(origin)

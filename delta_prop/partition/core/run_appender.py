@@ -46,11 +46,12 @@ class RunAppender(Appender):
         if not valid_count:
             return []
         accepted = batches if valid_count == len(batches) else batches[:valid_count]
-        self.lamport += sum([batch.count for batch in accepted])
         logged_batches = self.log.append_run(accepted, lamport=first_lamport, source=source)
-        self._origins.note_appended_run(state, accepted, logged_batches[0].offset, now)
+        first, last = logged_batches[0], logged_batches[-1]
+        self.lamport = last.lamport + last.count - 1
+        self._origins.note_appended_run(state, accepted, first.offset, now)
         self._clocks.note_appended(origin, ())
-        self.counters.accepted += self.lamport + 1 - first_lamport
+        self.counters.accepted += last.next_offset - first.offset
         return logged_batches
 
     def append_coalesced(

@@ -153,10 +153,12 @@ class OriginState:
         """
         self.is_changed = True
         bases, lasts, crcs = self._recent
-        self._shorten_recent()
-        bases.extend([batch.base for batch in batches])
-        lasts.extend([batch.base + batch.count - 1 for batch in batches])
-        crcs.extend([batch.crc for batch in batches])
+        if len(bases) >= 2 * RECENT_BATCHES:
+            self._shorten_recent()
+        for batch in batches:
+            bases.append(base := batch.base)
+            lasts.append(base + batch.count - 1)
+            crcs.append(batch.crc)
         first = batches[0].base
         return self._extend_ranges(first, offset, lasts[-1] + 1 - first)
 
@@ -286,16 +288,16 @@ class OriginState:
         reused dot.
         """
         bases, lasts, crcs = self._recent
-        self._shorten_recent()
+        if len(bases) >= 2 * RECENT_BATCHES:
+            self._shorten_recent()
         bases.append(base)
         lasts.append(last)
         crcs.append(crc)
 
     def _shorten_recent(self) -> None:
-        """Drop old checksums, now and then, not at each batch."""
-        if len(self._recent[0]) >= 2 * RECENT_BATCHES:
-            for column in self._recent:
-                del column[:-RECENT_BATCHES]
+        """Drop old checksums; called now and then, not at each batch."""
+        for column in self._recent:
+            del column[:-RECENT_BATCHES]
 
     def _extend_ranges(self, base: int, offset: int, count: int = 1) -> int:
         bases, lasts, offsets = self._ranges

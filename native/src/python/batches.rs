@@ -127,27 +127,39 @@ fn make_logged<'py>(
 /// before, synced offset.
 type Place = (u64, u64, u8, u64, u32, u64);
 
-/// The LoggedBatches, the parts to write, the size of all frames, and the checksum of the last stamp.
-type Logged<'py> = (Bound<'py, PyList>, Bound<'py, PyList>, usize, u32);
+/// An entry of a segment's index: offset and position of a frame, checksum of the stamp before it.
+type Entry = (u64, u64, u32);
+
+/// The LoggedBatches, the parts to write, the size of all frames, the checksum of the last stamp, and the entries.
+type Logged<'py> = (Bound<'py, PyList>, Bound<'py, PyList>, usize, u32, Vec<Entry>);
 
 /// Give batches their offsets and stamps, one after the other; None unless each body is a bytes object.
 ///
-/// `source`, `known_ids`: as members of their types.
+/// `source`, `known_ids`: as members of their types. `index`: the size of the segment, the size from which on the
+/// next frame has an entry, and the distance of entries.
 #[pyfunction]
 pub fn log_run<'py>(
     batches: &Bound<'py, PyList>,
     place: Place,
     source: Bound<'py, PyAny>,
     known_ids: Bound<'py, PyAny>,
+    index: (u64, u64, u64),
 ) -> PyResult<Option<Logged<'py>>> {
     let py = batches.py();
     let (mut offset, mut lamport, source_number, time, mut previous_crc, synced_offset) = place;
     let constants = (source, known_ids);
     let (logged, parts, mut size) = (PyList::empty(py), PyList::empty(py), 0);
+    let (segment_size, mut due, step) = index;
+    let mut entries = Vec::new();
     for batch in batches.iter() {
         let raw = batch.getattr(intern!(py, "raw"))?;
         let Ok(raw) = raw.downcast::<PyBytes>() else { return Ok(None) };
         let bytes = raw.as_bytes();
+        let position = segment_size + size as u64;
+        if position >= due {
+            entries.push((offset, position, previous_crc));
+            due = position + step;
+        }
         let count: u64 = batch.getattr(intern!(py, "count"))?.extract()?;
         let body = Body::read(bytes).ok_or_else(|| PyValueError::new_err("a malformed body"))?;
         let stamp = LogStamp {
@@ -170,5 +182,5 @@ pub fn log_run<'py>(
         lamport += count;
         previous_crc = crc;
     }
-    Ok(Some((logged, parts, size, previous_crc)))
+    Ok(Some((logged, parts, size, previous_crc, entries)))
 }
