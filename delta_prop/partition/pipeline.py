@@ -42,8 +42,9 @@ from delta_prop.partition.ingest.work import Draft, MatrixDraft, Sender, Sequenc
 from delta_prop.partition.order.orderer import Entry, RefusedEntry, Verdict
 from delta_prop.partition.order.orphans import Orphans
 from delta_prop.partition.order.pending_drafts import PendingDrafts
-from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.control_rows import uses_dots
+from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
@@ -252,23 +253,26 @@ class Pipeline:
         return True
 
     def offer_run(
-        self, batches: Sequence[Batch], sender: Sender, make_receipt: Callable[[int], Receipt], now: float
+        self, run: FrameRun, sender: Sender, make_receipt: Callable[[int], Receipt], now: float
     ) -> int:
-        """Append batches of one origin with consecutive counters, under one receipt; return how many. Has the
-        effect of `offer` for each, and stops before the first that needs the checks of `offer`, as one with
-        a clock, parents, ids, metadata or topics does. `make_receipt` takes the number of appended batches.
+        """Append the batches of a run, under one receipt; return how many. Has the effect of `offer` for
+        each, and stops before the first that needs the checks of `offer`, as one with a clock, parents, ids,
+        metadata or topics does. `make_receipt` takes the number of appended batches.
         """
-        self._now, first = now, batches[0]
+        batches, count, size = run.batches, run.rows, run.size
+        first = batches[0]
         state = self.origins.find_writer(first, sender.owner)
-        watermark = self.orderer.watermarks.get(first.origin, 0)
-        if self.stop_refusal is not None or state is None or first.base != watermark + 1:
+        if (
+            state is None
+            or first.base != self.orderer.watermarks.get(first.origin, 0) + 1
+            or self.stop_refusal is not None
+            or self.queue.depth
+            or self._running
+            or not self.log.is_accepting
+            or not self._gate.admits(count, size, now)
+        ):
             return 0
-        if self.queue.depth or self._running or not self.log.is_accepting:
-            return 0
-        count, size = sum([batch.count for batch in batches]), sum([batch.size for batch in batches])
-        if not self._gate.admits(count, size, now):
-            return 0
-        self._running = True
+        self._now, self._running = now, True
         try:
             appended = self.appender.append_run(batches, state, sender.source, now)
             if appended:
@@ -287,7 +291,7 @@ class Pipeline:
     def _note_run(self, batches: Sequence[LoggedBatch], receipt: Receipt) -> None:
         batch, last = batches[0].batch, batches[-1].batch
         self.orderer.note_delivered(batch.origin, last.base + last.count - 1)
-        self.ack_tracker.note_appended(batches, receipt, self.appender.granted_level(batch.ack_level))
+        self.ack_tracker.note_appended(batches, receipt, min(batch.ack_level, self.log.ack_level))
         if self.orderer.has_ready:
             self._append_released()
 

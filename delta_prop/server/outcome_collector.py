@@ -36,14 +36,21 @@ class PendingFrame(Receipt):
     __slots__ = ("_collector", "batches", "count", "first", "is_ack_wanted", "last", "size")
 
     def __init__(
-        self, collector: OutcomeCollector, first: int, count: int, size: int, *, is_ack_wanted: bool
+        self,
+        collector: OutcomeCollector,
+        first: int,
+        count: int,
+        size: int,
+        *,
+        is_ack_wanted: bool,
+        batches: Sequence[Batch] = (),
     ) -> None:
         super().__init__()
         self.first = first
         self.last = first + count - 1
         self.count = count
         self.size = size
-        self.batches: Sequence[Batch] = ()
+        self.batches = batches
         self.is_ack_wanted = is_ack_wanted
         self._collector = collector
 
@@ -86,12 +93,14 @@ class OutcomeCollector:
         self._nacks: deque[Nack] = deque()
         self._closed = False
 
-    def open(self, first: int, count: int, size: int, *, is_ack_wanted: bool) -> PendingFrame:
-        """Return the receipt of a frame, or of a run, whose outcome is to be reported.
+    def open(
+        self, first: int, count: int, size: int, *, is_ack_wanted: bool, batches: Sequence[Batch] = ()
+    ) -> PendingFrame:
+        """Return the receipt of a frame, or of a run of `batches`, whose outcome is to be reported.
 
         `first`: the first of its `count` sequences; `size`: bytes for which credit was charged.
         """
-        entry = PendingFrame(self, first, count, size, is_ack_wanted=is_ack_wanted)
+        entry = PendingFrame(self, first, count, size, is_ack_wanted=is_ack_wanted, batches=batches)
         self.pending.append(entry)
         return entry
 
@@ -107,12 +116,11 @@ class OutcomeCollector:
 
     def settle(self, entry: PendingFrame) -> None:
         """Note the outcome of a frame."""
-        acknowledged = entry.state is OfferState.ACKNOWLEDGED
-        refusal = None if acknowledged else entry.refusal()
-        if refusal is not None:
+        if entry.state is OfferState.ACKNOWLEDGED:
+            if entry.is_ack_wanted:
+                self._add_ranges(entry, entry.result())
+        elif (refusal := entry.refusal()) is not None:
             self._add_refusal(entry, refusal)
-        elif entry.is_ack_wanted and acknowledged:
-            self._add_ranges(entry, entry.result())
         self.owed_deltas += entry.count
         self.owed_bytes += entry.size
         self.has_answers = True
@@ -163,6 +171,9 @@ class OutcomeCollector:
             self._refusals.record("DATA", refusal)
 
     def _add_ranges(self, entry: PendingFrame, published: PublishAck) -> None:
+        if not (entry.sliced_offsets or published.duplicates) and published.offset is not None:
+            self._add_range(AckRange(entry.first, entry.first + published.count - 1, published.offset))
+            return
         first = entry.first + len(entry.sliced_offsets)  # after the rows that the log had before
         for sequence, offset in enumerate(entry.sliced_offsets, start=entry.first):
             ack_offset = UNKNOWN_OFFSET if offset is None else offset

@@ -144,7 +144,7 @@ class ProduceHandler:
         batches, offered_count = run.batches, 0
         if self._checks.allow_run(batches):
             offered_count = self._pipeline.offer_run(
-                batches, self._sender, partial(self._open_run, run), self._now()
+                run, self._sender, partial(self._open_run, run), self._now()
             )
         if offered_count == len(batches):
             self._counters.deltas_in += run.rows
@@ -161,9 +161,9 @@ class ProduceHandler:
         if frame_count < len(run.batches):
             row_count = sum([batch.count for batch in run.batches[:frame_count]])
             size = sum([batch.size for batch in run.batches[:frame_count]])
-        entry = self.outcomes.open(run.sequence, row_count, size, is_ack_wanted=run.ack_wanted)
-        entry.batches = run.batches
-        return entry
+        return self.outcomes.open(
+            run.sequence, row_count, size, is_ack_wanted=run.ack_wanted, batches=run.batches
+        )
 
     def handle_batch(self, frame: BatchFrame, size: int) -> None:
         """Offer a batch. `size`: bytes of the received frame, which credit was charged for."""

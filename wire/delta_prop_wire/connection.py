@@ -91,7 +91,7 @@ class Connection:
     def buffer_updated(self, count: int) -> None:
         """Record that `count` bytes were written into the memory that `get_buffer` returned."""
         if self.phase is not Phase.ENDED:
-            self._decoder.buffer_updated(count)
+            self.receive_buffer.buffer_updated(count)
 
     def receive(self, chunk: bytes | bytearray | memoryview) -> None:
         """Copy in bytes that were received elsewhere. Raises UsageError as `get_buffer` does."""

@@ -35,6 +35,7 @@ from delta_prop_wire.packing import (
     mapping,
     number,
     one_of,
+    pack,
     pack_map,
     record,
     text,
@@ -68,7 +69,8 @@ def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
     """Return type and payload of a control frame. Raises UsageError as `pack_request` does."""
     match frame:
         case Ack():
-            return FrameType.ACK, _pack_fields(_ack_fields(frame))
+            fields = _ack_fields(frame)
+            return FrameType.ACK, pack(fields) if fields else b""
         case Nack():
             return FrameType.NACK, _pack_fields(_nack_fields(frame))
         case Backpressure():

@@ -208,18 +208,6 @@ class Commit:
             return
 
 
-def copy_to_cache(write: SegmentWrite) -> tuple[int, int]:
-    """Copy a pending write into the page cache: a `Commit` without a sync, a recovery point or a new file.
-
-    Return the numbers of frames and bytes. Raises OSError.
-    """
-    segment = write.segment
-    assert segment.file is not None, "the segment has no file: run a commit, which creates it"
-    _write_parts(segment.file, write)
-    segment.readable = write.end
-    return len(write.parts) // 2, write.end - write.start
-
-
 def _write_parts(file: File, write: SegmentWrite) -> None:
     size = write.end - write.start
     write_all(file, write.start, _join_small_parts(write.parts, size), size)
@@ -360,18 +348,21 @@ class GroupCommits:
         Returns False if they are more, if only a commit can write them, or if nothing is pending. Raises
         OSError.
         """
-        size, recovery_point, queue, marks = (
-            self.cacheable_bytes, self._recovery_point, self._queue, self._marks,
-        )  # fmt: skip
+        size, point, queue, marks = self.cacheable_bytes, self._recovery_point, self._queue, self._marks
         if size is None or size > bytes_max or len(queue.writes) > 1:
             return False
-        if recovery_point is None or marks.synced > recovery_point.newest.synced:
+        if point is None or marks.synced > point.newest.synced:
             return False
         (write,), queue.writes = queue.writes, []
         queue.syncs_skipped += 1
-        frames, size = copy_to_cache(write)
+        segment = write.segment
+        assert segment.file is not None, "the segment has no file: run a commit, which creates it"
+        _write_parts(segment.file, write)
+        segment.readable = write.end
         free_bytes = self._disk.free_bytes() if self._free_space.claim_poll() else None
-        self._note_written(marks.next_offset, marks.synced, frames, size, free_bytes)
+        self._note_written(
+            marks.next_offset, marks.synced, len(write.parts) // 2, write.end - write.start, free_bytes
+        )
         return True
 
     def _note_written(self, end: int, synced: int, frames: int, size: int, free_bytes: int | None) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import Sender
+from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import (
     Delta,
     Dot,
@@ -175,7 +176,8 @@ def offer_batches(steps: list[Any], log_deltas_max: int, epoch: int, *, as_run: 
             receipts.append(Receipt())
             return receipts[-1]
 
-        taken_count = bench.pipeline.offer_run(run, sender, receipt, bench.now) if as_run else 0
+        frames = FrameRun(1, True, run, sum(batch.count for batch in run), sum(batch.size for batch in run))
+        taken_count = bench.pipeline.offer_run(frames, sender, receipt, bench.now) if as_run else 0
         assert len(receipts) == (taken_count > 0)
         if taken_count:
             outcomes += row_outcomes(receipts[0])

@@ -387,7 +387,7 @@ def receive(bench: Bench, connection: Connection, raw: bytes, cuts: list[int]) -
                 if run is not None:
                     receipt = Receipt()
                     sender = Sender(bench.owners.get(run.batches[0].origin, "x"))
-                    taken = pipeline.offer_run(run.batches, sender, partial(_give, receipt), bench.now)
+                    taken = pipeline.offer_run(run, sender, partial(_give, receipt), bench.now)
                     outcomes += [(run.sequence, receipt)] if taken else []
                     sequence = run.sequence + sum(batch.count for batch in run.batches[:taken])
                     for batch in run.batches[taken:]:
