@@ -188,12 +188,22 @@ class AckTracker:
 
     def advance(self) -> None:
         """Route and acknowledge everything that the marks have passed, sinks first."""
+        self.route_visible()
+        self.acknowledge_stored()
+
+    def route_visible(self) -> None:
+        """Route all batches that the high watermark has passed."""
+        not_visible = self._not_visible
+        if not_visible and not self._suspended:
+            visible = self._log.high_watermark
+            while not_visible and not_visible[0].next_offset <= visible:
+                self._route(not_visible.popleft())
+
+    def acknowledge_stored(self) -> None:
+        """Report all outcomes whose marks were reached."""
         if self._suspended:
             return
-        not_visible, log = self._not_visible, self._log
-        visible = log.high_watermark
-        while not_visible and not_visible[0].next_offset <= visible:
-            self._route(not_visible.popleft())
+        log = self._log
         for level, waiting in zip(_LEVELS, self._pending_acks, strict=True):
             if waiting:
                 mark = log.offset_at_level(level)

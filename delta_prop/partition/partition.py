@@ -159,10 +159,16 @@ class Partition:
             self._ticker.wake()
 
     def note_moved(self) -> None:
-        """Route and acknowledge what the log's marks have passed."""
-        with self.tick_callbacks:
-            self.pipeline.ack_tracker.advance()
+        """Route what the log's marks have passed; acknowledge it once subscribers were sent it.
+
+        So the time for the acknowledgements does not delay the deliveries.
+        """
+        ack_tracker, tick_callbacks = self.pipeline.ack_tracker, self.tick_callbacks
+        with tick_callbacks:
+            ack_tracker.route_visible()
             self._listener.note_moved()
+            if not tick_callbacks.call_at_end(ack_tracker.acknowledge_stored):
+                ack_tracker.acknowledge_stored()
         self.admission_queue.notify()
         if self.pipeline.queue.depth:
             self._ticker.wake()

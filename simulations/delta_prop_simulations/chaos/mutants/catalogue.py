@@ -22,7 +22,7 @@ from delta_prop.partition.storage.committer import Committer
 from delta_prop.partition.storage.log_reopener import LogReopener
 from delta_prop.server.connection_reader import FrameDispatcher
 from delta_prop.server.log_reader import LogReader
-from delta_prop.server.outcome_collector import OutcomeCollector, make_ack_ranges
+from delta_prop.server.outcome_collector import OutcomeCollector
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.writing import Commit
 from delta_prop_broker.recovery.recovery import _Recovery
@@ -213,7 +213,7 @@ _MUTANTS = (
         "failure-reported-as-success",
         "callers that wait for a failed commit get a success",
         "no delta is acknowledged that the disk refused",
-        edit(AckTracker._resolve, "None if next_offset <= end else refusal", "None"),
+        edit(AckTracker._resolve, "None if part.next_offset <= end else refusal", "None"),
     ),
     Mutant(
         "delivered-before-the-commit",
@@ -355,7 +355,7 @@ _MUTANTS = (
         "a refused delta is not reported, so that the next Ack covers it",
         "a producer is notified of each refusal",
         edit(
-            OutcomeCollector.settle, "if refusal is not None:", "if refusal is None and entry.done is None:"
+            OutcomeCollector.settle, "entry.refusal()) is not None:", "entry.refusal()) is None:"
         ),
     ),
     Mutant(
@@ -363,7 +363,7 @@ _MUTANTS = (
         "an Ack names the offset after the right one",
         "an acknowledgement names the delta's offset",
         edit(
-            make_ack_ranges,
+            OutcomeCollector._add_ranges,
             "first + published.count - 1, published.offset)",
             "first + published.count - 1, published.offset + 1)",
         ),
