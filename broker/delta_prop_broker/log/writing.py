@@ -144,6 +144,32 @@ class Commit:
         """
         for write in self.writes:
             self._write(write)
+            self._sync_written(write)
+        self.conclude()
+
+    @property
+    def cacheable_bytes(self) -> int | None:
+        """Bytes that `write_to_cache` copies; None if only `run` can do this commit."""
+        if len(self.writes) != 1 or self.removed:
+            return None
+        (write,) = self.writes
+        is_plain = write.segment.file is not None and not write.seals_segment
+        return write.end - write.start if is_plain else None
+
+    def write_to_cache(self) -> None:
+        """Do the first third of `run`: what only copies into the page cache. Raises OSError.
+
+        Then `sync` waits for the disk, and `conclude` does the rest, which again only copies. So a thread
+        has to wait for the interpreter once.
+        """
+        self._write(self.writes[0])
+
+    def sync(self) -> None:
+        """Sync what was written, if the commit syncs. Raises OSError."""
+        self._sync_written(self.writes[0])
+
+    def conclude(self) -> None:
+        """Write the recovery point, and remove old segments. Raises OSError."""
         if self.synced > self._recovery_point.newest.synced or self.removed:
             point = replace(self._recovery_point.newest, synced=self.synced, start=self._start, clean=False)
             if self.removed:
@@ -184,6 +210,10 @@ class Commit:
             file = segment.file = self._create(segment)
         if write.parts:
             _write_parts(file, write)
+
+    def _sync_written(self, write: SegmentWrite) -> None:
+        segment, file = write.segment, write.segment.file
+        assert file is not None, "the segment has no file: write it first"
         if write.seals_segment:
             preallocation.truncate(file, segment, write.end)
         elif self._sync and write.parts:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -123,9 +124,9 @@ class Committer:
             self._sync_requested = False
             try:
                 if inline:
-                    self._write_inline(commit)
+                    self._write_inline(commit.run)
                 else:
-                    await threads.run(commit.run)
+                    await self._run(commit, threads)
             except OSError as error:
                 self._fail(error)
                 return
@@ -150,11 +151,24 @@ class Committer:
             if commit is None:
                 self._wakeup.notify()
                 return
-            self._write_inline(commit)
+            self._write_inline(commit.run)
         except OSError as error:
             self._fail(error)
         else:
             self._finish(commit)
+
+    async def _run(self, commit: Commit, threads: Threads) -> None:
+        """Run a commit; if it is small, only its wait for the disk is left to the thread.
+
+        Each system call of a thread may wait for the interpreter as long as the event loop is busy.
+        """
+        size = commit.cacheable_bytes
+        if size is None or size > LINGER_BYTES or self._now() < self._offload_until:
+            await threads.run(commit.run)
+            return
+        self._write_inline(commit.write_to_cache)
+        await threads.run(commit.sync)
+        commit.conclude()
 
     def _is_cached_only(self) -> bool:
         """True if a commit would be a small copy into the page cache, which the kernel does not throttle."""
@@ -162,9 +176,9 @@ class Committer:
         small = size is not None and size <= CACHED_BYTES_MAX
         return small and not self._sync_requested and self._now() >= self._offload_until
 
-    def _write_inline(self, commit: Commit) -> None:
+    def _write_inline(self, write: Callable[[], None]) -> None:
         began = self._now()
-        commit.run()
+        write()
         self._note_duration(began)
 
     def _note_duration(self, began: float) -> None:

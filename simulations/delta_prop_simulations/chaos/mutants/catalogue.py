@@ -31,8 +31,6 @@ from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit, getter
 from delta_prop_simulations.chaos.node import Node
 from delta_prop_sinks.resident import ResidentVectors
 
-_WRITE_ALL = "for write in self.writes:\n        self._write(write)\n"
-
 _MUTANTS = (
     # --- the log on disk: syncs, recovery point, recovery, retention and compaction
     Mutant(
@@ -49,7 +47,7 @@ _MUTANTS = (
         "sync-dropped",
         "written data counts as synced",
         "an acknowledged delta survives a power cut",
-        edit(Commit._write, "file.sync()", "file.size()"),
+        edit(Commit._sync_written, "file.sync()", "file.size()"),
     ),
     Mutant(
         "directory-not-synced",
@@ -62,7 +60,9 @@ _MUTANTS = (
         "a segment is not synced when it is sealed, whatever its commit asks for",
         "data below the recovery point survives a power cut",
         edit(
-            Commit._write, "if write.seals_segment or self._sync", "if self._sync and not write.seals_segment"
+            Commit._sync_written,
+            "if write.seals_segment or self._sync",
+            "if self._sync and not write.seals_segment",
         ),
     ),
     Mutant(
@@ -70,7 +70,7 @@ _MUTANTS = (
         "a sync that failed is retried, and trusted the second time",
         "after a failed sync no delta is acknowledged before it is read back",
         edit(
-            Commit._write,
+            Commit._sync_written,
             "        file.sync()",
             "        try:\n            file.sync()\n        except OSError:\n            file.sync()",
         ),
@@ -86,11 +86,9 @@ _MUTANTS = (
         "the recovery point moves before anything is written",
         "data below the recovery point is on stable storage",
         edit(
-            Commit.run,
-            _WRITE_ALL,
-            "pass\n",
-            "for segment in self.removed:",
-            f"{_WRITE_ALL}    for segment in self.removed:",
+            Committer._run,
+            "await threads.run(commit.sync)\n    commit.conclude()",
+            "commit.conclude()\n    await threads.run(commit.sync)",
         ),
     ),
     Mutant(
@@ -98,7 +96,7 @@ _MUTANTS = (
         "old segments are removed before the recovery point says that the log starts after them",
         "a log opens after a crash at any moment",
         edit(
-            Commit.run,
+            Commit.conclude,
             "self.synced > self._recovery_point.newest.synced or self.removed",
             "self.synced > self._recovery_point.newest.synced and not self.removed",
         ),
