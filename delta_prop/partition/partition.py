@@ -163,12 +163,14 @@ class Partition:
 
         So the time for the acknowledgements does not delay the deliveries.
         """
-        ack_tracker, tick_callbacks = self.pipeline.ack_tracker, self.tick_callbacks
-        with tick_callbacks:
-            ack_tracker.route_visible()
-            self._listener.note_moved()
-            if not tick_callbacks.call_at_end(ack_tracker.acknowledge_stored):
-                ack_tracker.acknowledge_stored()
+        with self.tick_callbacks:
+            self.pipeline.ack_tracker.route_visible()
+            if not self.tick_callbacks.call_at_end(self._acknowledge):
+                self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        self._listener.note_moved()
+        self.pipeline.ack_tracker.acknowledge_stored()
         self.admission_queue.notify()
         if self.pipeline.queue.depth:
             self._ticker.wake()

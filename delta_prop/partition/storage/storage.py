@@ -73,6 +73,7 @@ class Storage:
         self.reopener: LogReopener
         self.committer: Committer
         self._owner: StorageOwner
+        self._tick_callbacks: TickCallbacks
         self._world = world
         self._threads = threads
         self._times = LogTimes(log)
@@ -95,6 +96,7 @@ class Storage:
     def connect(self, owner: StorageOwner, tick_callbacks: TickCallbacks) -> None:
         """Create what notifies the owner; `start_tasks` starts it. Call it once, before anything is read."""
         self._owner = owner
+        self._tick_callbacks = tick_callbacks
         self.reopener = LogReopener(self, self._threads, self._world)
         self.committer = Committer(self.log, self, clock=self._world.clock, tick_callbacks=tick_callbacks)
 
@@ -104,7 +106,8 @@ class Storage:
         """Pass on that a commit has moved the marks."""
         self.reopener.note_committed()
         self._owner.note_moved()
-        self._note_progress()
+        if not self._tick_callbacks.call_at_end(self._note_progress):
+            self._note_progress()
 
     def note_failed(self, refusal: Refused, error: Exception) -> None:
         """Pass on that a commit has failed, and start the recovery."""
