@@ -281,3 +281,49 @@ def test_runs_are_written_as_single_batches_are(runs: list[list[int]], segment_b
             log.close()
             written.append((marks, {path: disk.peek(path) for path in disk.paths()}))
     assert written[0] == written[1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 1, 2])), min_size=1, max_size=8))
+def test_commit_in_three_steps_leaves_the_same_files(appends: list[tuple[int, int]]) -> None:
+    left = []
+    for in_steps in (True, False):
+        disk = SimDisk()
+        log, _ = open_log(disk, clock=Clock(step_us=0))
+        writer, stepped = Writer(log), 0
+        for rows, level in appends:
+            writer.append(rows, level=AckLevel(level))
+            taken = log.take_commit()
+            assert taken is not None
+            if in_steps and taken.cacheable_bytes is not None:
+                taken.write_to_cache()
+                taken.sync()
+                taken.conclude()
+                stepped += 1
+            else:
+                taken.run()
+            log.finish_commit(taken)
+        left.append(({path: disk.peek(path) for path in disk.paths()}, log.statistics()))
+        log.close()
+    assert left[0] == left[1]
+
+
+def test_commit_that_creates_or_seals_a_file_has_no_steps() -> None:
+    log, _ = open_log(SimDisk())
+    writer = Writer(log)
+    writer.append()
+    created = log.take_commit()
+    assert created is not None
+    assert created.cacheable_bytes is None
+    created.run()
+    log.finish_commit(created)
+    writer.append()
+    plain = log.take_commit()
+    assert plain is not None
+    assert plain.cacheable_bytes == len(writer.appended[2])
+    plain.run()
+    log.finish_commit(plain)
+    writer.append(40)
+    writer.append(40)
+    sealing = log.take_commit()
+    assert sealing is not None
+    assert sealing.cacheable_bytes is None
