@@ -352,9 +352,7 @@ _MUTANTS = (
         "refusal-reported-as-acknowledged",
         "a refused delta is not reported, so that the next Ack covers it",
         "a producer is notified of each refusal",
-        edit(
-            OutcomeCollector.settle, "entry.refusal()) is not None:", "entry.refusal()) is None:"
-        ),
+        edit(OutcomeCollector.settle, "entry.refusal()) is not None:", "entry.refusal()) is None:"),
     ),
     Mutant(
         "ack-one-off",
