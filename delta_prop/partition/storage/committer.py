@@ -1,7 +1,8 @@
 """Group commit of the log: one commit at a time; everything appended meanwhile goes into the next one.
 
-Disk waits run on a thread. A small commit that only copies into the page cache is written by the event loop
-itself: that takes some microseconds, and two thread switches would take ten times as long.
+Disk waits run on a thread. The event loop itself copies a small commit into the page cache: that takes some
+microseconds, and two thread switches would take ten times as long. If the commit syncs, only the wait for the
+disk is left to the thread.
 
 While the disk is busy a group accumulates; while it is idle no caller waits. Between two commits a group
 lingers, too, as long as each tick of the event loop appends to it. Each commit costs the loop two thread
