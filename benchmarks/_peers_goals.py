@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks._peers_scenes import Measurement, Scene
 from benchmarks._results import Goal
 
-JETSTREAM, REDIS, REDIS_ALWAYS = "jetstream", "redis", "redis-always"
+JETSTREAM, REDIS, REDIS_ALWAYS, KAFKA = "jetstream", "redis", "redis-always", "kafka"
 OURS, DURABLE = "ours", "ours-durable"
 
 PUBLISH = Scene("publish to acknowledgement", consumers=0)
@@ -120,8 +120,9 @@ COMPARISONS = (
 
 
 def peers_for(scene: Scene) -> set[str]:
-    """Return the peers that the goals of this scene compare."""
-    return {peer for one in COMPARISONS if one.scene.name == scene.name for peer in (one.ours, one.theirs)}
+    """Return the peers that the goals of this scene compare; with Redis also Kafka, without a goal."""
+    peers = {peer for one in COMPARISONS if one.scene.name == scene.name for peer in (one.ours, one.theirs)}
+    return {*peers, KAFKA} if REDIS in peers else peers
 
 
 def judge(

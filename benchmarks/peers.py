@@ -1,4 +1,4 @@
-"""Compares delta-prop serve with NATS JetStream and Redis Streams: one machine, one run, one harness.
+"""Compares delta-prop serve with NATS JetStream, Redis Streams and Kafka: one machine, one run, one harness.
 
 Each round measures every scene against every server in turn, while the others idle. The result is the ratio
 within a round; its median is printed. Clients are minimal, and the same for all, so that the server is
@@ -10,7 +10,8 @@ ones. Our consumer also checks that counters have no gap, and our publisher send
 end. The table names the guarantee of each server's acknowledgement: the page cache, or stable storage. Single
 calls come from an asyncio program, one task each, up to 4,000 open: to JetStream and Redis over a raw
 connection, to ours through its client, which batches them. The imported modules of each such program are
-frozen first, so that the garbage collector scans only the calls.
+frozen first, so that the garbage collector scans only the calls. Kafka gets the payloads of one call as one
+record batch, after five seconds in which Java compiles its code.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks._limits import limits_mb_s
 from benchmarks._measure import Figure, format_number, table
 from benchmarks._peers_contract import Peer
 from benchmarks._peers_goals import IDLE, OURS, RATE, SCENES, Limits, Rounds, judge, peers_for
+from benchmarks._peers_kafka import Kafka
 from benchmarks._peers_nats import JetStream
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_redis import RedisAlways, RedisEverySecond
@@ -39,6 +41,7 @@ PEERS: dict[str, type[Peer]] = {
     "jetstream": JetStream,
     "redis": RedisEverySecond,
     "redis-always": RedisAlways,
+    "kafka": Kafka,
     "ours": Ours,
     "ours-durable": OursDurable,
 }

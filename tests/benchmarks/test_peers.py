@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import _peers_contract, _peers_nats, _peers_redis, peers
+from benchmarks import _peers_contract, _peers_kafka, _peers_nats, _peers_redis, peers
 from benchmarks._peers_calls import publish_singly, raw_calls
 from benchmarks._peers_contract import Wire
 from benchmarks._peers_goals import (
@@ -30,6 +31,7 @@ from benchmarks._peers_scenes import Measurement, Scene
 from benchmarks._results import Results
 from benchmarks.peers import report
 from delta_prop_wire.codec import decode, encode
+from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, make_origin, opaque
 from delta_prop_wire.encode import encode_batch
@@ -80,6 +82,10 @@ def ours(wire: Wire) -> Consumer:
     return consumer
 
 
+def kafka(wire: Wire) -> Consumer:
+    return _peers_kafka._Consumer(wire, wire, "t", 0, SIZE)
+
+
 def nats_stream() -> bytes:
     messages = [
         b"MSG t 1 $JS.ACK.%d %d\r\n%b\r\n" % (i, len(payload), payload) for i, payload in enumerate(PAYLOADS)
@@ -111,11 +117,25 @@ def our_stream() -> bytes:
     )
 
 
+def kafka_stream(payload_count: int = len(PAYLOADS), base: int = 0) -> bytes:
+    def answer(records: bytes) -> bytes:
+        body = struct.pack(">iii", 0, 0, 1) + _peers_kafka.text_of("t")
+        body += struct.pack(">iihqqi", 1, 0, 0, 5, 5, -1) + struct.pack(">i", len(records)) + records
+        return len(body).to_bytes(4, "big") + body
+
+    batches = []
+    for at, payload in enumerate(PAYLOADS[:payload_count], base):
+        batches.append(at.to_bytes(8, "big") + _peers_kafka.batch_of(payload, 1)[8:])
+    cut_off = batches[-1][:-1]  # an answer of limited size ends anywhere
+    return answer(b"") + answer(b"".join(batches[:2]) + cut_off) + answer(b"".join(batches[2:]))
+
+
 @pytest.mark.parametrize(
     ("client", "stream", "answer"),
     [
         (nats, nats_stream(), b"PONG\r\nPUB $JS.ACK.4 4\r\n+ACK\r\n"),
         (redis, redis_stream(), b"READ" + 2 * (b"*%d\r\n$4\r\nXACK" % 5)),
+        (kafka, kafka_stream(), _peers_kafka.request_of((1, 4), _peers_kafka._fetch_of("t", 0))),
         (ours, our_stream(), encode(Ack(0, cursor=Cursor(bytes(16), 1, 5)))),
     ],
 )
@@ -131,7 +151,7 @@ def test_consumer_reads_payloads_wherever_stream_is_split(
         assert stamps == STAMPS
         assert not wire.unread
         reply = server.recv(1 << 16)
-        if step == len(stream) and client is not redis:
+        if step == len(stream) and client in (nats, ours):
             assert reply == answer
         assert reply.startswith(answer[:4])
 
@@ -160,6 +180,45 @@ def test_our_consumer_reports_gap_and_wrong_row_size() -> None:
     for size, counter in ((SIZE, 7), (SIZE, 5), (SIZE - 8, 6)):
         with pytest.raises(RuntimeError, match=f"from 6, expected {counter} and rows of {size} B"):
             stamps_of(batch, size, counter)
+
+
+def test_kafka_batches_are_as_its_format_says() -> None:
+    batch = _peers_kafka.batch_of(b"12345678rest", 70)
+    base, length, _, version, checksum = struct.unpack_from(">qiibI", batch)
+    assert (base, length, version, checksum) == (0, len(batch) - 12, 2, crc32c(batch[21:]))
+    attributes, last_offset, *_, producer, epoch, sequence, count = struct.unpack_from(">hiqqqhii", batch, 21)
+    assert (attributes, last_offset, producer, epoch, sequence, count) == (0, 69, -1, -1, -1, 70)
+    first, last = b"\x24\0\0\0\x01\x1812345678rest\0", b"\x26\0\0\x8a\x01\x01\x1812345678rest\0"
+    assert batch[61:].startswith(first + first[:3] + b"\x02")
+    assert batch.endswith(last)
+    calls = _peers_kafka.Calls("topic")
+    assert calls.encode(b"12345678", 3)[-3:] == b"78\0"
+    calls.encode(b"12345678", 2)
+    answer = bytes(57)
+    counts = [calls.count_acks(part) for part in (answer[:5], answer[5:] + answer[:56], answer[56:])]
+    assert counts == [0, 3, 2]
+
+
+def test_kafka_error_gap_and_wrong_size_are_raised(socket_pair: tuple[socket.socket, Wire]) -> None:
+    server, wire = socket_pair
+    answers = _peers_kafka.Answers(6, 4)
+    assert answers.count(bytes(6)) == 1
+    with pytest.raises(RuntimeError, match="error 3"):
+        answers.count(bytes(5) + b"\x03")
+    wrong_size = _peers_kafka._Consumer(wire, wire, "t", 0, SIZE + 8)
+    for consumer, stream in ((kafka(wire), kafka_stream(base=1)), (wrong_size, kafka_stream())):
+        server.sendall(stream)
+        with pytest.raises(RuntimeError, match="Kafka: a batch from"):
+            consumer.receive()
+        wire.unread = b""
+
+
+def test_missing_jars_of_kafka_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_peers_kafka, "_JARS", tmp_path)
+    monkeypatch.setattr(_peers_kafka.Kafka, "program", "sh")
+    assert "mvn -f benchmarks/kafka.xml" in (_peers_kafka.Kafka().missing_program() or "")
+    (tmp_path / "kafka_2.13-1.jar").touch()
+    assert _peers_kafka.Kafka().missing_program() is None
 
 
 @pytest.mark.parametrize("module", [_peers_nats, _peers_redis])
@@ -261,7 +320,8 @@ def test_ratio_uses_rounds_of_both_peers() -> None:
 
 
 def test_every_scene_has_a_goal_and_known_peers() -> None:
-    assert peers_for(FLOW) == {"ours", "jetstream", "redis", "ours-durable", "redis-always"}
+    assert peers_for(FLOW) == {"ours", "jetstream", "redis", "ours-durable", "redis-always", "kafka"}
+    assert peers_for(BULK) == {"ours", "best loopback TCP"}
     assert {scene.name for scene in SCENES} == {comparison.scene.name for comparison in COMPARISONS}
     peers_and_limits = {*peers.PEERS, *LIMITS, ""}
     assert {comparison.theirs for comparison in COMPARISONS} <= peers_and_limits
