@@ -7,6 +7,7 @@ keeps everything that it holds.
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import anyio.to_thread
 import numpy as np
 
 from benchmarks._processes import PROCESSES, end_forked, end_on_sigterm, fork, send_errors
+from benchmarks.sustained import private_mb
 from delta_prop.api.producer import Producer
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings
@@ -67,11 +69,16 @@ class Service:
     """The parent's handle of the process."""
 
     def __init__(self, holdings: Holdings) -> None:
-        """Start the process; return when the service holds everything."""
+        """Start the process; return when the service holds everything.
+
+        `built_s`: the seconds that this took; `held_bytes`: the anonymous memory of the process then.
+        """
+        self.built_s: float
+        self.held_bytes: float
         self._pipe, child_pipe = PROCESSES.Pipe()
         self._process = fork(_run, holdings, child_pipe)
         try:
-            self.built_s: float = self._receive()
+            self.built_s, self.held_bytes = self._receive()
         except BaseException:
             self.stop()
             raise
@@ -164,8 +171,7 @@ class Load:
         batches = self.batches(kind, delta_count)
         gc.collect()
         began = time.process_time()
-        await send(self._producer, batches)
-        await self._propagator.wait_visible(self._propagator.statistics().log.next_offset, timeout_s=WAIT_S)
+        await self._propagator.wait_visible(await send(self._producer, batches), timeout_s=WAIT_S)
         return (time.process_time() - began) / (len(batches) * ROWS) * 1e6
 
     def _encode(self, keys: list[str], matrix: Any, kind: Kind) -> Batch:
@@ -178,12 +184,17 @@ class Load:
         return batch
 
 
-async def send(producer: Producer, batches: Sequence[Batch]) -> None:
-    """Send all batches, up to IN_FLIGHT_BATCHES at a time; return when all are acknowledged."""
+async def send(producer: Producer, batches: Sequence[Batch]) -> int:
+    """Send all batches, up to IN_FLIGHT_BATCHES at a time; return the offset after the last, once all are
+    acknowledged.
+    """
+    end = 0
     for at in range(0, len(batches), IN_FLIGHT_BATCHES):
         receipts = [producer.send_frame(batch) for batch in batches[at : at + IN_FLIGHT_BATCHES]]
         for receipt in receipts:
-            await receipt.wait()
+            ack = await receipt.wait()
+            end = (ack.offset or 0) + ack.count
+    return end
 
 
 def vector_id(number: int) -> str:
@@ -222,7 +233,8 @@ async def _serve(holdings: Holdings, pipe: Connection) -> None:
         if holdings.logged:
             await load.measure(Kind.DENSE, holdings.logged)  # only fills the log
         gc.freeze()
-        pipe.send(time.monotonic() - began)
+        gc.collect()
+        pipe.send((time.monotonic() - began, private_mb(os.getpid()) * (1 << 20)))
         while (request := await anyio.to_thread.run_sync(pipe.recv)) is not None:
             pipe.send(await load.measure(*request))
 

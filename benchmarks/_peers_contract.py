@@ -161,6 +161,10 @@ class Peer:
         """Return the CPU seconds that the server has used, all its threads."""
         return sum(cpu_s(process.pid) for process in self.processes)
 
+    def user_cpu_s(self) -> float:
+        """Return those of `cpu_s` that were spent outside of the system's calls, in steps of 10 ms."""
+        return sum(user_cpu_s(process.pid) for process in self.processes)
+
     def spawn(self, arguments: Sequence[str], folder: Path, **options: object) -> subprocess.Popen[bytes]:
         """Start a process of this peer; its output goes to a file `output` in `folder`."""
         with (folder / "output").open("wb") as output, ignore_interrupts():
@@ -256,3 +260,9 @@ def cpu_s(process_id: int) -> float:
         except (FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             continue
     return spent_ns / 1e9
+
+
+def user_cpu_s(process_id: int) -> float:
+    """Return the seconds that a process was on a CPU outside of the system's calls."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")

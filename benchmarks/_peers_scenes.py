@@ -97,6 +97,8 @@ class Measurement:
     publisher_cpu_us: float
     consumer_cpu_us: float = 0.0
     """Of the busiest consumer."""
+    server_user_us: float = 0.0
+    """The part of `server_cpu_us` outside of the system's calls."""
     payloads: int = 0
     counters: dict[str, float] = field(default_factory=dict)
 
@@ -130,11 +132,11 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
     try:
         for pipe in pipes:
             _receive_result(pipe)
-        counters_before, cpu = peer.counters(), peer.cpu_s()
+        counters_before, cpu, user_cpu = peer.counters(), peer.cpu_s(), peer.user_cpu_s()
         for pipe in pipes:
             pipe.send("go")
         results = [_receive_result(pipe, scene.seconds_max) for pipe in pipes]
-        cpu, counters = peer.cpu_s() - cpu, peer.counters()
+        cpu, user_cpu, counters = peer.cpu_s() - cpu, peer.user_cpu_s() - user_cpu, peer.counters()
         for process in processes:
             process.join(5)
     finally:
@@ -156,6 +158,7 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
         server_cpu_us=cpu / deltas * 1e6,
         publisher_cpu_us=sent["cpu"] / deltas * 1e6,
         consumer_cpu_us=max((one["cpu"] for one in received), default=0.0) / deltas * 1e6,
+        server_user_us=user_cpu / deltas * 1e6,
         payloads=sent["count"],
         counters={name: counters[name] - counters_before.get(name, 0.0) for name in counters},
     )
@@ -342,12 +345,13 @@ def _measure_catch_up(peer: Peer, scene: Scene, topic: str, *, size: int, window
     start_offset = subscribe(wire, Start(StartAt.LATEST))
     wire.socket.close()
     filled = measure(peer, replace(scene, from_log=False, consumers=0), topic, size=size, window=window)
-    cpu = peer.cpu_s()
+    cpu, user_cpu = peer.cpu_s(), peer.user_cpu_s()
     seconds, consumer_cpu_s = run_forked(_read, peer.port, start_offset, filled.payloads, timeout_s=60)
     return replace(
         filled,
         deltas_a_second=filled.deltas / seconds,
         server_cpu_us=(peer.cpu_s() - cpu) / filled.deltas * 1e6,
+        server_user_us=(peer.user_cpu_s() - user_cpu) / filled.deltas * 1e6,
         consumer_cpu_us=consumer_cpu_s / filled.deltas * 1e6,
     )
 

@@ -242,7 +242,7 @@ def _report(rates: dict[tuple[str, str], list[float]], lost: int) -> Results:
             share = results.add_figure(f"{name}: of unmixed traffic", shares, "×")
             rows.append((name, figure, f"{share.median:.2f}"))
             if traffic in (BY_BATCH, BY_ROW):
-                results.add_goal(Goal("16", f"{name}, of unmixed traffic", 0.5, 0.8), shares)
+                results.add_goal(Goal("", f"{name}, of unmixed traffic", 0.5, 0.8), shares)
     header = ("", "deltas/s (in process: a CPU second)", "of unmixed traffic")
     results.tables.append(table(f"mixtures, {ROWS} deltas a batch", header, rows))
     results.notes.append("unmixed traffic: the mean of the four operations alone, in the same round")

@@ -197,8 +197,9 @@ def _add_figures(results: Results, scene: Scene, by_peer: Mapping[str, Mapping[i
             rates = [one.deltas_a_second for one in measurements]
             results.add_figure(f"{scene.name}: {name}", rates, "deltas/s")
         if name.startswith(OURS):
-            cpu = [one.server_cpu_us for one in measurements]
-            results.add_figure(f"{scene.name}: {name}: server CPU", cpu, "µs a delta", less=True)
+            for label, field in (("server CPU", "server_cpu_us"), ("server user CPU", "server_user_us")):
+                cpu = [getattr(one, field) for one in measurements]
+                results.add_figure(f"{scene.name}: {name}: {label}", cpu, "µs a delta", less=True)
 
 
 def _table(scene: Scene, by_peer: Mapping[str, Mapping[int, Measurement]], peers: Mapping[str, Peer]) -> str:
@@ -209,12 +210,13 @@ def _table(scene: Scene, by_peer: Mapping[str, Mapping[int, Measurement]], peers
         "p99",
         "acked p50 µs",
         "server CPU µs",
+        "of it user",
         "publisher",
         "consumer",
     ]
     fields = (
         *("deltas_a_second", "latency_p50_us", "latency_p99_us", "ack_p50_us"),
-        *("server_cpu_us", "publisher_cpu_us", "consumer_cpu_us"),
+        *("server_cpu_us", "server_user_us", "publisher_cpu_us", "consumer_cpu_us"),
     )
     rows = []
     for name, by_round in by_peer.items():

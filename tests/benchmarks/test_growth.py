@@ -6,10 +6,11 @@ import multiprocessing
 import tempfile
 
 import anyio
+import pytest
 
 from benchmarks import _growth_service, growth
 from benchmarks._growth_service import ROWS, Holdings, Load, hold, settings_of
-from benchmarks.growth import BASE, LARGE
+from benchmarks.growth import BASE, CASES, LARGE
 from delta_prop.api.propagator import Propagator
 from delta_prop_wire.delta import Kind
 
@@ -47,10 +48,13 @@ def test_failed_service_build_reports_reason() -> None:
     assert "heads_max" in message
 
 
-def test_goals_use_largest_service() -> None:
-    costs = {(BASE, Kind.DENSE): [1.0, 2.0, 4.0], (LARGE, Kind.DENSE): [1.5, 3.0, 20.0]}
-    results = growth.report(costs)
-    (goal,) = results.goals
-    assert (goal["row"], goal["found"]["median"], goal["verdict"]) == ("17", 1.5, "reached")
-    assert results.figures[f"{LARGE}, dense"]["median"] == 3.0
-    assert "1.5 (1.5-5)" in results.text()
+def test_goals_relate_largest_service_to_small_one() -> None:
+    costs = {(BASE, Kind.DENSE): [1.0, 2.0, 4.0], (LARGE, Kind.DENSE): [1.2, 2.1, 20.0]}
+    held_bytes = {case: 5e6 + 50 * case.vectors for case in CASES if case.name in (BASE, LARGE)}
+    results = growth.report(costs, held_bytes)
+    cpu, memory = results.goals
+    assert (cpu["row"], cpu["verdict"]) == ("11", "reached")
+    assert cpu["found"]["median"] == pytest.approx(0.2)
+    assert (memory["row"], memory["found"]["median"], memory["verdict"]) == ("11", 50.0, "reached")
+    assert results.figures[f"{LARGE}, dense"]["median"] == 2.1
+    assert "1.2 (1.05-5)" in results.text()

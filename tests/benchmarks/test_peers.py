@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import struct
@@ -336,18 +337,18 @@ def report_rounds(peer_rounds: Rounds, limits: Limits | None = None) -> Results:
 
 
 def test_exit_status_reflects_losses_and_missed_goals(capsys: pytest.CaptureFixture[str]) -> None:
-    fine = report_rounds(rounds(ours=(14.0, 0.1), jetstream=(2.0, 2.0)), {0: {"tcp": 1e-3, "sync": 1.0}})
+    fine = report_rounds(rounds(ours=(28.0, 0.1), jetstream=(2.0, 2.0)), {0: {"tcp": 1e-3, "sync": 1.0}})
     assert fine.finish(None) == 0
     printed = capsys.readouterr().out
     assert "delta-prop raw: published 1,200, lost 0, duplicates 84\n" in printed
     assert re.search(
-        r"3  publish to receive, rate: ours / jetstream +>= 7 × +>= 12 × +7 \(7-7\) +reached", printed
+        r"3  publish to receive, rate: ours / jetstream +>= 13 × +>= 18 × +14 \(14-14\) +reached", printed
     )
     assert re.search(r"tcp +0.001 \(0.001-0.001\)", printed)
-    short = report_rounds(rounds(ours=(13.0, 0.1), jetstream=(2.0, 2.0)))
+    short = report_rounds(rounds(ours=(24.0, 0.1), jetstream=(2.0, 2.0)))
     assert short.finish(None) == 0
     assert "short" in capsys.readouterr().out
-    far = report_rounds(rounds(ours=(2.0, 0.1), jetstream=(2.0, 2.0)))
+    far = report_rounds(rounds(ours=(4.0, 0.1), jetstream=(2.0, 2.0)))
     assert far.finish(None) == 1
     lossy = rounds(ours=(14.0, 0.1))
     lossy[FLOW.name, "ours"][0] = measurement(14.0, 0.1, lost=1)
@@ -361,6 +362,20 @@ def test_missing_peer_is_named_and_skipped(
     monkeypatch.setattr(_peers_nats.JetStream, "program", "no-such-program")
     assert peers.main(["--peers", "jetstream", "--rounds", "1", "--no-limits"]) == 0
     assert "JetStream raw is skipped: no-such-program is not installed" in capsys.readouterr().err
+
+
+def test_user_cpu_excludes_system_calls() -> None:
+    def spent(work: Callable[[], object]) -> tuple[float, float]:
+        user, both = _peers_contract.user_cpu_s(os.getpid()), _peers_contract.cpu_s(os.getpid())
+        while _peers_contract.cpu_s(os.getpid()) < both + 0.3:
+            work()
+        return _peers_contract.user_cpu_s(os.getpid()) - user, _peers_contract.cpu_s(os.getpid()) - both
+
+    user, both = spent(lambda: sum(range(1_000_000)))
+    assert 0.6 * both < user < 1.1 * both
+    with open("/dev/zero", "rb", buffering=0) as zeros:
+        user, both = spent(lambda: zeros.read(1 << 24))
+    assert user < 0.5 * both
 
 
 def test_server_is_found_in_administrator_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_scenes_are_measured_at_both_levels_and_judged(tmp_path: Path) -> None:
     results = Results("pipeline")
     runs = pipeline.measure(results, scenes, 1, 0.01)
     pipeline._report(results, scenes, runs)
-    assert {goal["row"] for goal in results.goals} == {"13", "14"}
+    assert {goal["row"] for goal in results.goals} == {"8", "9"}
     assert results.figures["batch 10, durable: rate"]["median"] > 0
     assert results.figures[pipeline.bare_name(100)]["median"] > 0
     assert bare_rate(1, 0.01, tmp_path) > 0
