@@ -34,6 +34,10 @@ class Publisher(Protocol):
     acked: int
     """The payloads that the server has acknowledged so far, at the durability that the peer declares."""
 
+    def prepare(self, size: int, count: int) -> None:
+        """Do what calls of `count` payloads of `size` bytes need once, so that it is not measured."""
+        ...
+
     def send(self, payload: bytes, count: int) -> None:
         """Send the payload `count` times, as the peer sends the payloads of one call; do not wait."""
         ...
@@ -56,6 +60,9 @@ class EncodedPublisher:
         self.acked = 0
         self._wire = Wire(connect(port))
         self._encode, self._count_acks = encode, count_acks
+
+    def prepare(self, size: int, count: int) -> None:
+        """See `Publisher`: nothing."""
 
     def send(self, payload: bytes, count: int) -> None:
         """See `Publisher`."""

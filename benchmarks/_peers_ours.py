@@ -30,7 +30,6 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
-    Credit,
     Frame,
     Hello,
     Nack,
@@ -55,6 +54,8 @@ ACK_DELTAS, ACK_S = 1_000, 0.005
 DUPLICATES = 10
 """Frames that are sent a second time at the end: none may reach a consumer twice."""
 
+BODY_HEADER = struct.Struct("<4xI16xQ")
+"""Fields of a body's header: the number of rows, the counter of the first."""
 _HEADER = struct.Struct(">BBBBQI")
 _SEQUENCE = struct.Struct(">Q")
 _COUNTER = struct.Struct("<Q")
@@ -63,6 +64,8 @@ _SEQUENCE_AT = 4
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
 _SENT_REST = pack_producer_rest(0)
 _COUNTER_AT = _BODY_AT + 24
+_BLOBS_BEFORE_END = 8
+"""Bytes of a frame after its payloads, which are a multiple of 8: the checksum, at the end of 8 bytes."""
 _BATCH, _ACK, _NACK = (int(kind) for kind in (FrameType.BATCH, FrameType.ACK, FrameType.NACK))
 
 
@@ -195,21 +198,23 @@ class RawPublisher:
         if not isinstance(welcomed, Ack) or welcomed.welcome is None or welcomed.credit is None:
             raise RuntimeError(f"delta-prop: {welcomed}")
         (self._grant,) = welcomed.welcome.origins
-        self._credit = welcomed.credit
+        self._deltas_left, self._bytes_left = welcomed.credit  # those that the server still allows
         self._sent = 0
         self._frames: dict[tuple[int, int], FrameMaker] = {}
         self._first_frames: list[bytes] = []
 
+    def prepare(self, size: int, count: int) -> None:
+        shape = (count, size)
+        self._frames[shape] = self.frames_of(self._topic, self._grant, self._level, shape)
+
     def send(self, payload: bytes, count: int) -> None:
-        shape = (count, len(payload))
-        frames = self._frames.get(shape)
-        if frames is None:
-            frames = self._frames[shape] = self.frames_of(self._topic, self._grant, self._level, shape)
-        while min(self._credit) <= 0:
+        frames = self._frames[count, len(payload)]
+        while self._deltas_left <= 0 or self._bytes_left <= 0:
             self.take_acks(wait=True)
         frame = frames.frame(self._sent + 1, payload * count)
         self._sent += count
-        self._credit = Credit(self._credit.deltas - count, self._credit.bytes - len(frame))
+        self._deltas_left -= count
+        self._bytes_left -= len(frame)
         self._wire.send(frame)
         if len(self._first_frames) < DUPLICATES:
             self._first_frames.append(bytes(frame))
@@ -232,7 +237,8 @@ class RawPublisher:
                 self.acked = max(self.acked, sequence)
                 credit = msgpack.unpackb(data[start : end - CRC_BYTES]).get("credit")
                 if credit is not None:
-                    self._credit = Credit(self._credit.deltas + credit[0], self._credit.bytes + credit[1])
+                    self._deltas_left += credit[0]
+                    self._bytes_left += credit[1]
             elif kind == _NACK:
                 raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[start : end - CRC_BYTES])}")
             position = end
@@ -240,14 +246,14 @@ class RawPublisher:
 
     def finish(self) -> None:
         """Send the first frames a second time; return when each was answered as a duplicate."""
-        before = self._credit.deltas
+        before = self._deltas_left
         rows = sum(Batch(frame[_BODY_AT:]).count for frame in self._first_frames)
         for frame in self._first_frames:
             duplicate = bytearray(frame)  # the same payload under the next sequences
             set_sequence(duplicate, self._sent + 1)
             self._sent += Batch(frame[_BODY_AT:]).count
             self._wire.send(duplicate)
-        while self._credit.deltas < before + rows:
+        while self._deltas_left < before + rows:
             self.take_acks(wait=True)
         self._wire.socket.close()
 
@@ -275,9 +281,17 @@ class RawConsumer:
         """Return the topic to subscribe to."""
         return Topic(TopicKind.NAMESPACE, topic)
 
-    def stamps_of(self, batch: Batch, size: int, counter: int) -> bytes:
-        """See the function `stamps_of`."""
-        return stamps_of(batch, size, counter)
+    def stamps_of(self, data: bytes, end: int, rows: int) -> bytes:
+        """Return the first 8 bytes of each row of the frame that ends there, after a check of their sizes.
+
+        As a client of the other peers, it makes no object of what it receives.
+        """
+        blobs_end = end - _BLOBS_BEFORE_END
+        blobs = blobs_end - rows * self._size
+        ends = blobs - (4 * rows + 7) // 8 * 8
+        if data[max(ends, 0) : ends + 4 * rows] != _row_ends(rows, self._size):
+            raise RuntimeError(f"delta-prop: a batch without rows of {self._size} B")
+        return memoryview(data)[blobs:blobs_end].cast("Q")[:: self._size // 8].tobytes()
 
     def receive(self) -> bytes:
         data = self._wire.receive()
@@ -289,11 +303,13 @@ class RawConsumer:
             if end > size:
                 break
             if kind == _BATCH:
-                batch = Batch(data[position + _BODY_AT : end])
-                stamps.append(self.stamps_of(batch, self._size, self._counter + 1))
-                self._counter += batch.count
-                self._unacked += batch.count
-                offset = sequence + batch.count
+                rows, counter = BODY_HEADER.unpack_from(data, position + _BODY_AT)
+                if counter != self._counter + 1:
+                    raise RuntimeError(f"delta-prop: a batch from {counter}, expected {self._counter + 1}")
+                stamps.append(self.stamps_of(data, end, rows))
+                self._counter += rows
+                self._unacked += rows
+                offset = sequence + rows
             elif kind == _NACK:
                 refusal = msgpack.unpackb(data[position + HEADER_BYTES : end - CRC_BYTES])
                 raise RuntimeError(f"delta-prop: {refusal}")
@@ -322,17 +338,6 @@ def subscription_of(topic: Topic, group: str) -> bytes:
 def commit_of(log: Cursor, offset: int) -> bytes:
     """Return an Ack that commits `offset`: all deltas below it are processed."""
     return encode(Ack(0, cursor=Cursor(log.log_id, log.epoch, offset)))
-
-
-def stamps_of(batch: Batch, size: int, counter: int) -> bytes:
-    """Return the first 8 bytes of each row.
-
-    Checks that every row has `size` bytes, a multiple of 8, and that the first one has `counter`.
-    """
-    ends, blobs = batch.column(Column.BLOB_ENDS), batch.column(Column.BLOBS)
-    if batch.base != counter or ends is None or blobs is None or ends != _row_ends(batch.count, size):
-        raise RuntimeError(f"delta-prop: a batch from {batch.base}, expected {counter} and rows of {size} B")
-    return blobs.cast("Q")[:: size // 8].tobytes()
 
 
 @cache

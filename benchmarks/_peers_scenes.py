@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks._measure import percentile
 from benchmarks._peers_calls import publish_singly
 from benchmarks._peers_contract import WAIT_S_MAX, Consumer, Peer, Publisher, Wire, connect
-from benchmarks._peers_ours import hello_of, next_frame
+from benchmarks._peers_ours import BODY_HEADER, hello_of, next_frame
 from benchmarks._processes import PROCESSES, end_forked, fork, run_forked, send_errors
 from delta_prop_wire.codec import encode
 from delta_prop_wire.frames import Ack, Start, StartAt, Subscribe, Subscription
@@ -36,10 +36,8 @@ _WARM_SHARE = 0.1
 """The share of the latency samples, from the first on, that is discarded as warm-up."""
 PIECE_BYTES = 1 << 20
 _HEADER = struct.Struct(">4xQI")
-_ROWS = struct.Struct("<4xI16xQ")
-"""Fields of a body's header: the number of rows, the counter of the first."""
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
-_HEAD_BYTES = _BODY_AT + _ROWS.size
+_HEAD_BYTES = _BODY_AT + BODY_HEADER.size
 _KIND_AT = 2
 _BATCH = int(FrameType.BATCH)
 
@@ -255,6 +253,7 @@ def _publish(
 ) -> None:
     scene, size, window = options
     publisher = peer.publisher(topic)
+    publisher.prepare(size, scene.batch)
     pipe.send("ready")
     pipe.recv()
     run = _PublisherRun(publisher, scene, os.urandom(size - 8), target)
@@ -391,7 +390,7 @@ class FrameScanner:
             if data[position + _KIND_AT] == _BATCH:
                 if size - position < _HEAD_BYTES:
                     break
-                rows, counter = _ROWS.unpack_from(data, position + _BODY_AT)
+                rows, counter = BODY_HEADER.unpack_from(data, position + _BODY_AT)
                 if (offset, counter) != (self._offset, self._counter):
                     raise RuntimeError(f"offset {offset}, counter {counter}: after {self._offset}")
                 self.rows += rows

@@ -27,7 +27,7 @@ from benchmarks._peers_goals import (
     judge,
     peers_for,
 )
-from benchmarks._peers_ours import KEYS, Frames, RawConsumer, payloads_of, stamps_of
+from benchmarks._peers_ours import KEYS, Frames, RawConsumer, payloads_of
 from benchmarks._peers_scenes import Measurement, Scene
 from benchmarks._results import Results
 from benchmarks.peers import report
@@ -75,7 +75,7 @@ def redis(wire: Wire) -> Consumer:
     return consumer
 
 
-def ours(wire: Wire) -> Consumer:
+def ours(wire: Wire) -> RawConsumer:
     consumer = RawConsumer.__new__(RawConsumer)
     consumer._wire, consumer._log = wire, Cursor(bytes(16), 1, 0)
     consumer._unacked, consumer._acked_at = 0, 0.0
@@ -175,12 +175,15 @@ def test_our_raw_frames_are_valid_and_hold_given_fields() -> None:
     assert 5 < len(keys) <= KEYS
 
 
-def test_our_consumer_reports_gap_and_wrong_row_size() -> None:
-    batch = encode_batch([Delta("k", opaque(payload)) for payload in PAYLOADS], origin=1, base=6)
-    assert stamps_of(batch, SIZE, 6) == STAMPS
-    for size, counter in ((SIZE, 7), (SIZE, 5), (SIZE - 8, 6)):
-        with pytest.raises(RuntimeError, match=f"from 6, expected {counter} and rows of {size} B"):
-            stamps_of(batch, size, counter)
+def test_our_consumer_reports_gap_and_wrong_row_size(socket_pair: tuple[socket.socket, Wire]) -> None:
+    server, wire = socket_pair
+    gap, wrong_size, larger = (ours(wire) for _ in range(3))
+    gap._counter, wrong_size._size, larger._size = 1, SIZE - 8, 1 << 20
+    for consumer, message in ((gap, "from 1, expected 2"), (wrong_size, "without"), (larger, "without")):
+        server.sendall(our_stream())
+        with pytest.raises(RuntimeError, match=message):
+            consumer.receive()
+        wire.unread = b""
 
 
 def test_kafka_batches_are_as_its_format_says() -> None:
