@@ -51,6 +51,13 @@ class PublishAck:
             ack.rows = rows
         return ack
 
+    def of_row(self, row: int) -> PublishAck:
+        """Return the acknowledgement of one row alone, of rows without duplicates."""
+        offset, dot = self.offset, self.dot
+        if self.count == 1 or offset is None or dot is None:
+            return self
+        return PublishAck(offset + row, Dot(dot.origin, dot.counter + row), 1, self.level, self.duplicates)
+
     @property
     def duplicate(self) -> bool:
         """True if all rows had been accepted before."""

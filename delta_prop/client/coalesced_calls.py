@@ -6,16 +6,14 @@ own. This slow path gives each caller the same outcome.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import repeat
 from typing import TYPE_CHECKING
 
-from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.offer import Offer, OutcomeListener, PendingDot
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
+from delta_prop_wire.delta import Delta, Priority
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
+    from delta_prop.calls.outcomes import PublishAck
     from delta_prop.client.sequence_sender import UnackedBatch
     from delta_prop.platform.one_shot import OneShot
 
@@ -23,7 +21,6 @@ CALLS_MAX = 1_000
 CALLS_BYTES_MAX = 256 * 1024
 CALLS_WINDOW_S = 0.01
 """A call joins the calls before it if it comes within this time after the first; all share one deadline."""
-_NO_DUPLICATES: Mapping[int, int | None] = {}
 
 
 class CoalescedCalls(Offer):
@@ -35,7 +32,7 @@ class CoalescedCalls(Offer):
     __slots__ = ("parts", "pending_deltas", "wakers")
 
     def __init__(self, priority: Priority, now: float, listener: OutcomeListener) -> None:
-        """`listener` is notified when callers have been."""
+        """`listener` is notified as callers are."""
         self.pending_deltas: list[Delta] = []
         super().__init__(priority, self.pending_deltas, listener)
         self.offered_at = now
@@ -73,30 +70,14 @@ class CoalescedCalls(Offer):
             part.pending_dot.counter = last_counter and last_counter - len(parts) + 1 + row
         return parts
 
-    def acknowledge(self, offset: int, dot: Dot, level: AckLevel) -> None:
-        """Acknowledge each call: offsets and dots count up from these, in order."""
-        wakers, (origin, counter) = self._finish(), dot
-        offsets = range(offset, offset + len(wakers))
-        dots = map(Dot, repeat(origin), range(counter, counter + len(wakers)))
-        for waker, row_offset, row_dot in zip(wakers, offsets, dots, strict=True):
-            if not waker.done():
-                waker.set_result(PublishAck(row_offset, row_dot, 1, level, _NO_DUPLICATES))
-        self.listener.on_outcome(PublishAck(offset, dot, len(wakers), level, _NO_DUPLICATES))
-
     def settle(self, outcome: PublishAck | Refused) -> None:
-        """Report the same outcome to all calls: a refusal, since `acknowledge` reports success."""
-        for waker in self._finish():
+        """Report the same outcome to all calls; each takes its row of an acknowledgement."""
+        wakers = self.wakers
+        self.pending_deltas, self.wakers = [], []
+        super().settle(outcome)
+        for waker in wakers:
             if not waker.done():
                 waker.set_result(outcome)
-        self.listener.on_outcome(outcome)
-
-    def _finish(self) -> list[OneShot]:
-        """Mark the offer as done; return the callers' wakers."""
-        assert not self.done, "settled twice"
-        self.done = True
-        wakers = self.wakers
-        self.deltas, self.unacked_batch, self.pending_deltas, self.wakers = (), None, [], []
-        return wakers
 
 
 class _CallListener:

@@ -252,7 +252,7 @@ class Producer:
                     if outcome is None:
                         raise
                 if type(outcome) is PublishAck:
-                    return outcome
+                    return outcome.of_row(row)  # made here, as the caller drops it before the next one
                 raise outcome
         priority, opaque_only = validate(deltas)
         return await self.publish_checked(

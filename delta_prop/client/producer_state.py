@@ -455,18 +455,12 @@ class ProducerState:
     # --- answers, inside
 
     def _settle_acked(self, unacked: UnackedBatch) -> None:
-        """Settle the acknowledged offers. Coalesced calls take the fast path if one range covers all rows."""
+        """Settle the acknowledged offers. Coalesced calls stay together if one range covers all rows."""
         unacked.sender.remove(unacked)
-        offset = contiguous_offset(unacked)
-        if offset is None:
+        if contiguous_offset(unacked) is None:
             self._split_all_calls(unacked)
         for row, offer in unacked.offers:
-            if offset is not None and isinstance(offer, CoalescedCalls):
-                self._unacked.remove(offer)
-                self.counts.acknowledged += offer.count
-                offer.acknowledge(offset + row, unacked.batch.dot(row), unacked.batch.ack_level)
-            else:
-                self._settle(offer, outcome_of(unacked, row, offer))
+            self._settle(offer, outcome_of(unacked, row, offer))
 
     def _on_batch_refused(self, unacked: UnackedBatch, refusal: Refused, now: float, sample: float) -> None:
         self._split_all_calls(unacked)

@@ -99,9 +99,13 @@ class Caller(Wire):
 
     def results(self) -> list[Any]:
         """Return the outcome of each call; of a call without one, True if it was cancelled."""
-        return [
-            _comparable(one.outcome) if one.outcome is not None else one.is_cancelled for one in self.wakers
-        ]
+        results: list[Any] = []
+        for waker, offer in zip(self.wakers, self.offers_made, strict=True):
+            outcome = waker.outcome
+            if isinstance(outcome, PublishAck) and isinstance(offer, tuple):
+                outcome = outcome.of_row(offer[1])
+            results.append(waker.is_cancelled if outcome is None else _comparable(outcome))
+        return results
 
 
 def _comparable(outcome: PublishAck | Refused) -> Any:
@@ -226,9 +230,8 @@ def test_calls_of_one_tick_share_an_offer_up_to_the_maximum() -> None:
     assert offers[0] is offers[CALLS_MAX - 1] is not offers[CALLS_MAX]
     wire.settle()
     assert wire.outcome_count == 2, "each offer must report its outcome once"
-    assert [one.outcome.offset for one in wire.wakers if isinstance(one.outcome, PublishAck)] == list(
-        range(CALLS_MAX + 1)
-    )
+    assert [ack.offset for ack in wire.results()] == list(range(CALLS_MAX + 1))
+    assert [ack.dot.counter for ack in wire.results()] == list(range(1, CALLS_MAX + 2))
 
 
 def test_large_or_late_call_and_call_after_an_offer_are_not_coalesced() -> None:

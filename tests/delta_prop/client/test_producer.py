@@ -51,6 +51,30 @@ def test_published_deltas_are_logged_once_and_acked_with_offsets(
     with_service(scenario, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_concurrent_calls_share_a_batch_and_get_acks_of_their_own(
+    backend: Literal["asyncio", "trio"],
+) -> None:
+    async def scenario(site: Site) -> None:
+        acks: dict[str, PublishAck] = {}
+
+        async def publish(p: Producer, key: str) -> None:
+            acks[key] = await p.publish(make_delta(key))
+
+        async with producer(site) as p:
+            async with anyio.create_task_group() as tasks:
+                for index in range(20):
+                    tasks.start_soon(publish, p, f"k{index}")
+            assert p.statistics().batches < 20
+        assert site.keys() == [key for key, _ in sorted(acks.items(), key=lambda item: item[1].offset or 0)]
+        for offset, ack in enumerate(sorted(acks.values(), key=lambda one: one.offset or 0)):
+            assert ack.dot is not None
+            assert (ack.offset, ack.dot.counter, ack.count) == (offset, offset + 1, 1)
+            assert not ack.duplicate
+
+    with_service(scenario, backend=backend)
+
+
 def test_offers_of_one_tick_share_a_batch_per_priority() -> None:
     async def scenario(site: Site) -> None:
         async with producer(site) as p:
