@@ -1,11 +1,9 @@
 //! A table of the heads of one namespace's vectors, in the order in which they were first written.
-//!
-//! Vector ids lie end to end; columns hold where each ends and its head. An index of open addressing, with linear
-//! probing, leads from a hash to an entry. It doubles at three quarters and moves to its new size a few slots at a
-//! time, so that no insertion takes long. The hash is keyed by a secret, since clients choose the ids.
 
 use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
+
+use crate::names::Names;
+pub use crate::names::{hash_of, MISSING};
 
 /// The head of a vector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,38 +17,25 @@ pub struct HeadEntry {
 }
 
 const DEAD: u32 = 1 << 31;
-const SLOTS_MIN: usize = 8;
-/// How many slots of the old index each insertion moves.
-const SLOTS_MOVED: usize = 16;
-/// The number of a vector that has no entry.
-pub const MISSING: u32 = u32::MAX;
-/// Up to this many bytes of ids, a position fits beside a length of 16 bits.
-const LENGTH_BITS: u32 = 16;
 
 /// Heads of the vectors of one namespace.
 #[derive(Default)]
 pub struct HeadTable {
-    /// Low 32 bits of the hash << 32 | entry + 1; 0 if the slot is free.
-    slots: Vec<u64>,
-    /// The index before it last doubled; empty once all its slots have moved.
-    old_slots: Vec<u64>,
-    moved: usize,
-    names: Vec<u64>,
+    names: Names,
     counters: Vec<u64>,
     writers: Vec<u32>,
-    text: Vec<u8>,
     dead: usize,
 }
 
 impl HeadTable {
     /// The number of heads.
     pub fn len(&self) -> usize {
-        self.names.len()
+        self.counters.len()
     }
 
     /// True if there are no heads.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.counters.is_empty()
     }
 
     /// True if some vector is dead.
@@ -60,16 +45,12 @@ impl HeadTable {
 
     /// The bytes that the table takes.
     pub fn bytes(&self) -> usize {
-        8 * (self.slots.capacity() + self.old_slots.capacity() + self.names.capacity() + self.counters.capacity())
-            + 4 * self.writers.capacity()
-            + self.text.capacity()
+        self.names.bytes() + 8 * self.counters.capacity() + 4 * self.writers.capacity()
     }
 
     /// The vector id of an entry.
     pub fn key(&self, entry: u32) -> &[u8] {
-        let name = self.names[entry as usize];
-        let start = (name >> LENGTH_BITS) as usize;
-        &self.text[start..start + (name & ((1 << LENGTH_BITS) - 1)) as usize]
+        self.names.get(entry).unwrap_or_default()
     }
 
     /// The head of an entry.
@@ -80,30 +61,7 @@ impl HeadTable {
 
     /// Finds the entry of a vector id with this hash, else MISSING.
     pub fn find(&self, hash: u32, key: &[u8]) -> u32 {
-        let found = self.find_in(&self.slots, hash, key);
-        if found == MISSING && !self.old_slots.is_empty() {
-            return self.find_in(&self.old_slots, hash, key);
-        }
-        found
-    }
-
-    fn find_in(&self, slots: &[u64], hash: u32, key: &[u8]) -> u32 {
-        if slots.is_empty() {
-            return MISSING;
-        }
-        let mask = slots.len() - 1;
-        let mut at = hash as usize & mask;
-        loop {
-            let slot = slots[at];
-            if slot == 0 {
-                return MISSING;
-            }
-            let entry = slot as u32 - 1;
-            if (slot >> 32) as u32 == hash && self.key(entry) == key {
-                return entry;
-            }
-            at = (at + 1) & mask;
-        }
+        self.names.find(hash, key)
     }
 
     /// Writes the head of an entry. `life`: Some(false) if the vector is dead now, None if that does not change.
@@ -118,40 +76,9 @@ impl HeadTable {
 
     /// Adds a vector id that has no entry, and returns its entry.
     pub fn insert(&mut self, hash: u32, key: &[u8], writer: u32, counter: u64) -> u32 {
-        if (self.len() + 1) * 4 > self.slots.len() * 3 {
-            self.grow();
-        }
-        let entry = self.len() as u32;
-        self.names.push((self.text.len() as u64) << LENGTH_BITS | key.len() as u64);
-        self.text.extend_from_slice(key);
         self.counters.push(counter);
         self.writers.push(writer);
-        put(&mut self.slots, u64::from(hash) << 32 | u64::from(entry + 1));
-        self.move_slots(SLOTS_MOVED);
-        entry
-    }
-
-    fn grow(&mut self) {
-        self.move_slots(usize::MAX);
-        let size = (2 * self.slots.len()).max(SLOTS_MIN);
-        self.old_slots = std::mem::replace(&mut self.slots, vec![0; size]);
-        self.moved = 0;
-    }
-
-    fn move_slots(&mut self, count: usize) {
-        if self.old_slots.is_empty() {
-            return;
-        }
-        let end = self.moved.saturating_add(count).min(self.old_slots.len());
-        for slot in &self.old_slots[self.moved..end] {
-            if *slot != 0 {
-                put(&mut self.slots, *slot);
-            }
-        }
-        self.moved = end;
-        if end == self.old_slots.len() {
-            self.old_slots = Vec::new();
-        }
+        self.names.insert(hash, key)
     }
 
     /// Drops the oldest heads; the entries of the others move down by as many.
@@ -166,20 +93,4 @@ impl HeadTable {
         }
         *self = kept;
     }
-}
-
-fn put(slots: &mut [u64], slot: u64) {
-    let mask = slots.len() - 1;
-    let mut at = (slot >> 32) as usize & mask;
-    while slots[at] != 0 {
-        at = (at + 1) & mask;
-    }
-    slots[at] = slot;
-}
-
-/// Returns the hash of a vector id.
-pub fn hash_of(hashes: &RandomState, key: &[u8]) -> u32 {
-    let mut hasher = hashes.build_hasher();
-    hasher.write(key);
-    hasher.finish() as u32
 }

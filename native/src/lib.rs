@@ -6,6 +6,7 @@
 pub mod body;
 pub mod frames;
 pub mod heads;
+pub mod names;
 #[cfg(feature = "python")]
 mod python;
 pub mod run;
