@@ -290,7 +290,7 @@ def _recall(index: IndexSink, vectors: Vectors, queries: int) -> float:
     hit_count = 0
     for query, slots in zip(targets, exact.tolist(), strict=True):
         found_ids = {hit.vector_id for hit in index.search(query, K)}
-        hit_count += len(found_ids & {table.ids[slot] for slot in slots})
+        hit_count += len(found_ids & {table.slots.id(slot) for slot in slots})
     return hit_count / (K * queries)
 
 

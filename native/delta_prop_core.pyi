@@ -1,5 +1,8 @@
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from delta_prop_wire.batch import Batch, LoggedBatch
@@ -35,6 +38,16 @@ def encode_columns(
     values: Sequence[Buffer],
     indices: Sequence[Buffer] | None,
 ) -> Batch | None: ...
+
+def fold_rows(
+    tables: list[Any],
+    raw: bytes | memoryview,
+    place: tuple[int, int],
+    rows: NDArray[np.intp] | None,
+    adds: bool,
+) -> tuple[int, int]: ...
+
+class Slots: ...
 
 class Heads:
     count: int

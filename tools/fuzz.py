@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "native" / "fuzz"
 BUILT = ROOT / "native" / "target" / "fuzz"
-TARGETS = ("body", "frames", "heads")
+TARGETS = ("body", "fold", "frames", "heads")
 FRAME_HEAD_BYTES = 64
 COVERAGE = (
     "-Cpasses=sancov-module",

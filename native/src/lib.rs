@@ -4,6 +4,7 @@
 //! gives the same results, and leaves to them whatever is invalid or unusual. Only `python` needs Python.
 
 pub mod body;
+pub mod fold;
 pub mod frames;
 pub mod heads;
 pub mod names;

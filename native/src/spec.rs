@@ -99,6 +99,10 @@ pub mod column {
     pub const BLOB_ENDS: usize = 14;
     /// The bytes of all rows.
     pub const BLOBS: usize = 15;
+    /// Offset of each row, of batches whose rows have offsets of their own.
+    pub const ROW_OFFSETS: usize = 9;
+    /// The end of each row's change of metadata.
+    pub const METADATA_ENDS: usize = 16;
     /// The number of columns that this version knows.
     pub const COUNT: usize = 25;
     /// Bytes per row of the columns that have one entry per row, else 0.

@@ -6,9 +6,8 @@ state.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Literal
 
 import anyio
@@ -18,18 +17,8 @@ from numpy.typing import NDArray
 from delta_prop_sinks.argument_checks import check_at_least, check_sink_name, check_texts
 from delta_prop_sinks.cache_entries import CacheEntries
 from delta_prop_sinks.delta_chain import Ref
-from delta_prop_sinks.fold_run import SETTING_KINDS, FoldBuffer, FoldRun, fold_new
 from delta_prop_sinks.sink import Delivery, ResumePoint, SinkContext
-from delta_prop_sinks.vector_table import (
-    BLOCK_KINDS,
-    BLOCK_ROWS_MIN,
-    FOLDED_KINDS,
-    LAMPORT,
-    NO_OFFSET,
-    Misfit,
-    VectorTable,
-    heads_of,
-)
+from delta_prop_sinks.vector_table import FOLDED_KINDS, Misfit, fold_leading
 from delta_prop_wire.algebra import Key, VectorState
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.cursor import Cursor
@@ -40,11 +29,12 @@ from delta_prop_wire.state_rows import StateRow
 _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 """Kinds that define the full state; dense and opaque retain older metadata."""
 
-_COMPLETE_MASK = 1 << Kind.CREATE | 1 << Kind.DELETE
+_REPLICA, _NO_IDS = Source.REPLICA, KnownIds.NONE
+"""Members of enums, which take long to look up."""
+
 _LOADS_MAX = 3
 """Maximum number of loads for one request, if newer deltas overtake them."""
 _COUNTS = ("hits", "misses", "loads", "refreshed", "dropped", "evicted", "out_of_order")
-_NO_SLOTS = np.zeros(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +107,6 @@ class CacheSink:
         self._loader, self._loader_offset = loader, loader_offset
         self._entries = CacheEntries(entries_max, bytes_max)
         self._loading: dict[Ref, _Load] = {}
-        self._fold_buffer = FoldBuffer(SETTING_KINDS - _COMPLETE_KINDS)
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._log_id = b""
         self._next_offset = self._lamport = 0
@@ -156,17 +145,13 @@ class CacheSink:
         """Apply deliveries without waiting, and return True."""
         for delivery in deliveries:
             logged = delivery.logged
-            batch = logged.batch
-            if not self._buffer(delivery) and not batch.is_control:
-                self._fold_buffered()
-                if self._entries.order or self._loading or batch.kinds_mask & _COMPLETE_MASK:
-                    if not self._change_block(delivery):
-                        self._change_rows(delivery)
-                    self._evict_excess()
-            next_offset = logged.next_offset if delivery.end is None else delivery.end
+            if not logged.batch.is_control:
+                self._apply_one(logged, delivery.rows)
+            next_offset = delivery.next_offset
             if next_offset > self._next_offset and not delivery.redelivered:
                 self._next_offset = next_offset
-            self._lamport = max(self._lamport, logged.lamport + logged.count - 1)
+            lamport = logged.lamport + logged.count - 1
+            self._lamport = max(self._lamport, lamport)
         if self._report_committed is not None:  # the sink is open
             # Entries exist in this process only, so after a crash no applied row needs redelivery.
             self._report_committed(self._next_offset)
@@ -174,7 +159,7 @@ class CacheSink:
 
     async def begin_rebuild(self, offset: int) -> None:
         """Drop all entries; loads in progress are repeated."""
-        self._clear()
+        self._entries.clear()
         for load in self._loading.values():
             load.is_stale = True
         self._next_offset = offset
@@ -183,7 +168,6 @@ class CacheSink:
         """In refresh mode, cache the states that fit; a newer entry that was loaded meanwhile stays."""
         if self.mode != "refresh":
             return
-        self._fold_buffered()
         for row in rows:
             ref, key = (row.namespace, row.vector_id), row.state.key
             if ref in self._entries.order:
@@ -201,16 +185,11 @@ class CacheSink:
 
     async def aclose(self) -> None:
         """Drop all entries: without deltas they would become outdated."""
-        self._clear()
-        self._next_offset = 0
-
-    def _clear(self) -> None:
         self._entries.clear()
-        self._fold_buffer.clear()
+        self._next_offset = 0
 
     def statistics(self) -> CacheStatistics:
         """Return a snapshot of counts and sizes."""
-        self._fold_buffered()
         return CacheStatistics(entries=len(self._entries.order), bytes=self._entries.size, **self._counts)
 
     def peek(self, namespace: str, vector_id: str) -> VectorState | None:
@@ -223,7 +202,6 @@ class CacheSink:
             return None
         self._counts["hits"] += 1
         entries.order.move_to_end(ref)
-        self._fold_buffered()
         return entries.state(ref)
 
     async def get(self, namespace: str, vector_id: str) -> VectorState | None:
@@ -235,134 +213,35 @@ class CacheSink:
         while (load := self._loading.get(ref)) is not None:  # one load of a vector at a time
             await load.done.wait()
             if ref in self._entries.order:
-                self._fold_buffered()
                 return self._entries.state(ref)
         return await self._load(ref, self._loader)
 
-    def _buffer(self, delivery: Delivery) -> bool:
-        """Buffer a delivery, to fold it with others later; False if it must be applied at once."""
-        fold_buffer = self._fold_buffer
-        if delivery.logged.lamport <= self._lamport or self._loading:
-            return False
-        if fold_buffer.extend(delivery):
-            if fold_buffer.is_full:
-                self._fold_buffered()
-            return True
-        if self.mode != "refresh" or not fold_buffer.can_hold(delivery):
-            return False
-        table = self._entries.tables.get(delivery.logged.batch.namespace)  # type: ignore[arg-type]
-        if table is None:
-            return True
-        if not fold_buffer.add(delivery, table, delivery.count):
-            self._fold_buffered()
-            fold_buffer.add(delivery, table, delivery.count)
-        if fold_buffer.is_full:
-            self._fold_buffered()
-        return True
+    def _apply_one(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
+        taken, count = 0, logged.count if rows is None else len(rows)
+        is_ordinary = logged.source is not _REPLICA and logged.known_ids is _NO_IDS
+        if is_ordinary and self.mode == "refresh" and not self._loading:
+            tables = map(self._entries.tables.get, logged.batch.namespace_names)
+            taken, refreshed = fold_leading(tables, logged, rows, adds=False)
+            self._counts["refreshed"] += refreshed
+            if taken == count:
+                return
+        self._change_rows(logged, range(taken, count) if rows is None else rows[taken:].tolist())
+        self._evict_excess()
 
-    def _fold_buffered(self) -> None:
-        """Fold the buffered rows. Call it before entries are read or changed."""
-        if self._fold_buffer.row_count:
-            self._fold_buffer.fold(self._fold_run)
-            self._evict_excess()
-
-    def _fold_run(self, run: FoldRun) -> None:
-        table, keys = run.table, run.keys
-        slots = table.find_slots(keys)
-        # A row not newer than its entry's last delta is in the entry already: the loader's source was ahead.
-        rows = ((slots >= 0) & (run.heads[:, LAMPORT] > table.heads[slots, LAMPORT])).nonzero()[0]
-        if not len(rows):
-            return
-        self._entries.unsized.add(table)
-        fold_new(run, slots[rows], rows)
-        self._counts["refreshed"] += len(rows)
-        if self._entries.states:
-            for key in keys:
-                self._entries.forget_state((table.namespace, key))
-
-    def _change_block(self, delivery: Delivery) -> bool:
-        """Fold many rows of one kind in bulk; False, with nothing changed, if rows need checks one by one."""
-        logged, batch, rows = delivery.logged, delivery.batch, delivery.rows
-        kind, name = batch.kind, batch.namespace
-        if (
-            delivery.count < BLOCK_ROWS_MIN
-            or kind not in BLOCK_KINDS
-            or name is None
-            or logged.source == Source.REPLICA
-            or self.mode != "refresh"
-            or self._loading
-        ):
-            return False
-        keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
-        if kind in _COMPLETE_KINDS:
-            return self._fold_complete_block(delivery, self._entries.table(name), keys)
-        table = self._entries.tables.get(name)
-        slots = _NO_SLOTS if table is None else table.find_slots(keys)
-        indexes = (slots >= 0).nonzero()[0]
-        if table is None or not len(indexes):
-            return True
-        cached_rows = indexes if rows is None else rows[indexes]
-        cached_keys = [keys[index] for index in indexes.tolist()]
-        return self._fold_block(delivery, table, slots[indexes], cached_rows, cached_keys)
-
-    def _fold_complete_block(self, delivery: Delivery, table: VectorTable, keys: Sequence[str]) -> bool:
-        """Fold creates or deletes in bulk. Vectors that were not cached enter the cache."""
-        width = delivery.batch.values_per_row
-        if delivery.batch.kind == Kind.CREATE:
-            if table.dimension is None and width is not None:
-                table.fix_dimension(width)
-            if width != table.dimension:
-                return False
-        slots = table.slots_of(keys)
-        for key in keys:
-            self._entries.order.setdefault((table.namespace, key))
-        return self._fold_block(delivery, table, slots, delivery.rows, keys)
-
-    def _fold_block(
-        self,
-        delivery: Delivery,
-        table: VectorTable,
-        slots: NDArray[np.intp],
-        rows: NDArray[np.intp] | None,
-        keys: Sequence[str],
-    ) -> bool:
-        logged, kind = delivery.logged, delivery.batch.kind
-        assert kind is not None
-        new_heads = heads_of(logged, rows)
-        # A local delta not newer than its vector's last one is in the state already: it is a duplicate, or
-        # the loader's source was ahead.
-        is_new = new_heads[:, LAMPORT] > table.heads[slots, LAMPORT]
-        if not is_new.all():
-            rows = is_new.nonzero()[0] if rows is None else rows[is_new]
-            slots, new_heads = slots[is_new], new_heads[is_new]
-        if not len(slots):
-            return True
-        self._entries.unsized.add(table)
-        if not table.fold_block(logged.batch, kind, rows, slots):
-            return False
-        table.heads[slots] = new_heads
-        self._counts["refreshed"] += len(slots)
-        if self._entries.states:
-            for key in keys:
-                self._entries.forget_state((table.namespace, key))
-        return True
-
-    def _change_rows(self, delivery: Delivery) -> None:
-        logged, batch = delivery.logged, delivery.batch
-        keys, name, kind = batch.keys, batch.namespace, batch.kind
-        names = batch.namespaces if name is None else [name] * batch.count
-        kinds = batch.kinds if kind is None else [kind] * batch.count
+    def _change_rows(self, logged: LoggedBatch, rows: Iterable[int]) -> None:
+        batch = logged.batch
+        names, keys, kinds = batch.namespaces, batch.keys, batch.kinds
         change = self._refresh if self.mode == "refresh" else self._invalidate
-        for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
+        for row in rows:
             ref = (names[row], keys[row])
             if ref in self._entries.order or kinds[row] in _COMPLETE_KINDS or self._loading:
                 change(ref, logged, row, kinds[row])
 
     def _refresh(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
-        key, is_forwarded = logged.key(row), logged.source == Source.REPLICA
+        key, is_forwarded = logged.key(row), logged.source is _REPLICA
         self._notify_load(ref, key, is_forwarded=is_forwarded)
         is_cached = ref in self._entries.order
-        if is_cached and logged.known_ids is not KnownIds.NONE:
+        if is_cached and logged.known_ids is not _NO_IDS:
             self._drop(ref)  # whether the delta has an effect depends on the vector's full history
             return
         if not is_cached and (kind not in _COMPLETE_KINDS or is_forwarded):
@@ -385,12 +264,11 @@ class CacheSink:
         except Misfit:
             self._drop(ref)
             return
-        table.set_head(slot, *key, NO_OFFSET)
+        table.set_head(slot, *key, logged.offset + row)
         self._counts["refreshed"] += 1
-        self._entries.forget_state(ref)
 
     def _invalidate(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
-        key, is_forwarded = logged.key(row), logged.source == Source.REPLICA
+        key, is_forwarded = logged.key(row), logged.source is _REPLICA
         self._notify_load(ref, key, is_forwarded=is_forwarded)
         if ref not in self._entries.order:
             return
@@ -422,7 +300,6 @@ class CacheSink:
                     break
             if ref not in self._entries.order:
                 return state
-            self._fold_buffered()
             return self._entries.state(ref)
         finally:
             del self._loading[ref]

@@ -71,7 +71,7 @@ class CacheEntries:
         table = self.tables[ref[0]]
         table.release(table.slots[ref[1]])
         self.unsized.add(table)
-        self.forget_state(ref)
+        self._forget_state(ref)
 
     def evict_excess(self) -> int:
         """Evict entries until their count and bytes are within bounds; return how many were evicted."""
@@ -97,10 +97,11 @@ class CacheEntries:
 
     def state(self, ref: Ref) -> VectorState:
         """Return an entry as a state object, made once for many readers."""
-        state = self.states.get(ref)
-        if state is None:
-            table = self.tables[ref[0]]
-            state = state_of(table, table.slots[ref[1]])
+        table, state = self.tables[ref[0]], self.states.get(ref)
+        slot = table.slots[ref[1]]
+        if state is None or state.key != table.head(slot)[:3]:
+            self._forget_state(ref)
+            state = state_of(table, slot)
             size = _state_bytes(state)
             if self._states_bytes + size > self.bytes_max // _STATES_DIVISOR:
                 self._forget_states()
@@ -109,8 +110,7 @@ class CacheEntries:
                 self._states_bytes += size
         return state
 
-    def forget_state(self, ref: Ref) -> None:
-        """Drop the state object of an entry that has changed."""
+    def _forget_state(self, ref: Ref) -> None:
         state = self.states.pop(ref, None)
         if state is not None:
             self._states_bytes -= _state_bytes(state)

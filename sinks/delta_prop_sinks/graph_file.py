@@ -65,7 +65,7 @@ class GraphPart:
     def encode(self) -> tuple[dict[str, object], list[bytes | memoryview]]:
         """Return the part's entry in the header, and its sections."""
         table = self.hnsw_rows.table
-        ids = [str(table.ids[slot]).encode() for slot in self.slots.tolist()]
+        ids = [str(table.slots.id(slot)).encode() for slot in self.slots.tolist()]
         sections: list[bytes | memoryview] = [
             self.generation.graph.dump(),
             self.nodes.astype("<i4").tobytes(),

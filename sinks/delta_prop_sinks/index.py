@@ -346,7 +346,7 @@ class IndexSink:
         candidates = scorer.candidates(table, slots, k)
         scores = scorer.exact(table, candidates)
         ranked = sorted(
-            zip((-scores).tolist(), (str(table.ids[slot]) for slot in candidates.tolist()), strict=True)
+            zip((-scores).tolist(), (str(table.slots.id(slot)) for slot in candidates.tolist()), strict=True)
         )
         return [_hit(table, vector_id, -score) for score, vector_id in ranked[:k]]
 

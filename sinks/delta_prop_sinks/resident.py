@@ -8,7 +8,6 @@ vectors (all, a namespace, a vector id), because a state is a fold of all of a v
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
 
 import anyio
 import numpy as np
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from delta_prop_sinks.argument_checks import check_at_least
 from delta_prop_sinks.delta_chain import ChainBase, DeltaChains, Entry, Ref
-from delta_prop_sinks.fold_run import SETTING_KINDS, FoldBuffer, FoldedRange, FoldRun, fold_new
 from delta_prop_sinks.pace import Pace
 from delta_prop_sinks.refolding import Refolder
 from delta_prop_sinks.resident_tables import (
@@ -30,10 +28,8 @@ from delta_prop_sinks.resident_tables import (
 )
 from delta_prop_sinks.sink import Delivery, RejectDelta, SinkContext, StopSink
 from delta_prop_sinks.storage_image import Block
-from delta_prop_sinks.vector_history import base_at, bases_of, note_block
+from delta_prop_sinks.vector_history import base_at
 from delta_prop_sinks.vector_table import (
-    BLOCK_KINDS,
-    BLOCK_ROWS_MIN,
     DIRTY,
     FOLDED_KINDS,
     LAMPORT,
@@ -43,17 +39,46 @@ from delta_prop_sinks.vector_table import (
     STALE,
     Misfit,
     VectorTable,
-    heads_of,
+    fold_leading,
     state_of,
     unknown_kind,
 )
 from delta_prop_wire.algebra import Key, VectorState
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.delta import Dot, Head, Kind, KnownIds, Source
+from delta_prop_wire.delta import Dot, Head, KnownIds, Source
 from delta_prop_wire.state_rows import StateRow
 
 _REFOLD_DELTAS = 10_000
 _NO_REF = ("", "")
+_REPLICA, _NO_IDS = Source.REPLICA, KnownIds.NONE
+"""Members of enums, which take long to look up."""
+
+
+class FoldedRange:
+    """The newest contiguous range of fully folded batches, to detect a duplicate batch by one comparison."""
+
+    def __init__(self) -> None:
+        self._start = self._end = 0
+
+    def clear(self) -> None:
+        """Empty the range: the folded rows were dropped, or the log has changed."""
+        self._start = self._end = 0
+
+    def note(self, delivery: Delivery, next_offset: int) -> None:
+        """Add a folded delivery that ends at `next_offset`."""
+        if delivery.rows is None and delivery.end is None and not delivery.redelivered:
+            offset = delivery.logged.offset
+            if offset != self._end:
+                self._start = offset
+            self._end = next_offset
+
+    def has_all_of(self, delivery: Delivery) -> bool:
+        """True if all rows of a delivery are in the range."""
+        return (
+            self._start <= delivery.logged.offset
+            and delivery.next_offset <= self._end
+            and not delivery.redelivered
+        )
 
 
 class ResidentVectors:
@@ -80,7 +105,7 @@ class ResidentVectors:
         self._tables = ResidentTables(resident_bytes_max)
         self._refolder = Refolder(self.chains)
         self._deferred_vectors = self._refolder.deferred  # read for each row, so held here for speed
-        self._fold_buffer, self._folded_range = FoldBuffer(SETTING_KINDS), FoldedRange()
+        self._folded_range = FoldedRange()
         self._apply_done: anyio.Event | None = None  # exists while an `apply` that yields is running
 
     @property
@@ -146,21 +171,17 @@ class ResidentVectors:
 
     @property
     def tables(self) -> dict[str, VectorTable]:
-        """Tables by namespace; buffered rows are folded first."""
-        if self._fold_buffer.row_count:
-            self._fold_buffered()
+        """Tables by namespace."""
         return self._tables.by_namespace
 
     @property
     def size(self) -> int:
         """Bytes of the rows, or of the staged rows while there are any; chains have their own bound."""
-        if self._fold_buffer.row_count:
-            self._fold_buffered()
         return self._tables.size
 
     @property
     def is_full(self) -> bool:
-        """True if the rows exceed their bound; rows still buffered are known to fit."""
+        """True if the rows exceed their bound."""
         tables = self._tables
         return tables.size > tables.bytes_max
 
@@ -187,7 +208,7 @@ class ResidentVectors:
     def rows(self) -> Iterator[tuple[str, str, VectorState]]:
         """Yield all resident states, tombstones included: (namespace, vector id, state)."""
         for namespace, table in self.tables.items():
-            for vector_id, slot in table.slots.items():
+            for vector_id, slot in table.vectors():
                 if table.head(slot)[0] != NO_LAMPORT:
                     yield namespace, vector_id, state_of(table, slot)
 
@@ -215,7 +236,7 @@ class ResidentVectors:
         )
 
     async def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
-        """Fold the new rows, at once or before the next read; return their number.
+        """Fold the new rows; return their number.
 
         Long work yields to other tasks. Raises RejectDelta, StopSink; TryAgain if the vectors are rebuilt
         meanwhile.
@@ -226,8 +247,7 @@ class ResidentVectors:
         before, pace = progress.folded, FoldPace(context.clock, self._tables)
         try:
             for delivery in deliveries:
-                if not self._buffer(delivery):
-                    self._apply_one(delivery, context)
+                self._apply_one(delivery, context)
                 if pace.is_due:
                     self._hold_other_calls()
                     await pace.yield_to_others()
@@ -249,8 +269,7 @@ class ResidentVectors:
             return False
         try:
             for delivery in deliveries:
-                if not self._buffer(delivery):
-                    self._apply_one(delivery, context)
+                self._apply_one(delivery, context)
             is_done = not self._deferred_vectors
         finally:
             if self.chains.active:
@@ -285,67 +304,27 @@ class ResidentVectors:
             self._apply_done.set()
             self._apply_done = None
 
-    def _buffer(self, delivery: Delivery) -> bool:
-        """Buffer a delivery if its Lamport numbers are above all others: its rows are new and in order."""
-        logged, rows, fold_buffer = delivery.logged, delivery.rows, self._fold_buffer
-        progress, tables = self.progress, self._tables
-        if logged.lamport <= progress.lamport or self.chains.active:
-            return False
-        count = logged.count if rows is None else len(rows)
-        spare = tables.spare_bytes - count * tables.row_bytes
-        if spare < 0 or not fold_buffer.extend(delivery):
-            namespace = logged.batch.namespace
-            table = tables.by_namespace.get(namespace) if fold_buffer.can_hold(delivery) else None  # type: ignore[arg-type]
-            if table is None or table.dimension is None or self.rebuild.is_running:
-                return False
-            if not tables.reserve(table, count):
-                return False
-            spare = tables.spare_bytes - count * tables.row_bytes
-            if not fold_buffer.add(delivery, table, count):
-                self._fold_buffered()
-                return self._buffer(delivery)
-        tables.spare_bytes = spare
-        progress.lamport = logged.lamport + logged.count - 1
-        progress.folded += count
-        self._note(delivery)
-        if fold_buffer.is_full:
-            self._fold_buffered()
-        return True
-
     def _note(self, delivery: Delivery) -> None:
-        next_offset = delivery.logged.next_offset if delivery.end is None else delivery.end
+        next_offset, progress = delivery.next_offset, self.progress
         self._folded_range.note(delivery, next_offset)
-        if next_offset > self.progress.next_offset and not delivery.redelivered:
-            self.progress.next_offset = next_offset
-
-    def _fold_buffered(self) -> None:
-        self._fold_buffer.fold(self._fold_run)
-        self._tables.measure_spare()
-
-    def _fold_run(self, run: FoldRun) -> None:
-        table = self._tables.table(run.table.namespace)
-        slots = table.slots_of(run.keys)
-        fold_new(run, slots)
-        table.flags.put(slots, DIRTY | STALE)
+        if next_offset > progress.next_offset and not delivery.redelivered:
+            progress.next_offset = next_offset
 
     def _apply_one(self, delivery: Delivery, context: SinkContext) -> None:
         """Fold a delivery, or defer its rows, and those after them, until `_fold_deferred`."""
         if self._folded_range.has_all_of(delivery):
             self.progress.duplicates += delivery.count  # another sink that shares these vectors brought them
             return
-        if self._fold_buffer.row_count:
-            self._fold_buffered()
         self.check_fits()
         self._fold_rows(delivery.logged, delivery.rows, context)
         if self._deferred_vectors:
             self._refolder.deliveries.append(delivery)
         else:
             self._note(delivery)
-        self._tables.measure_spare()
 
     def check_fits(self) -> None:
         """Raise StopSink if the rows that must stay in memory are too large."""
-        if self.pinned and self.is_full:
+        if self.is_full and self.pinned:
             raise StopSink(
                 f"vectors in memory take {self.size} bytes, the bound is {self.resident_bytes_max}: "
                 "raise resident_bytes_max" + (", or detach the index" if self.residency.stored else "")
@@ -355,62 +334,21 @@ class ResidentVectors:
         batch = logged.batch
         if batch.is_control:
             return
-        if logged.source == Source.REPLICA:
+        if logged.source is _REPLICA:
             self.chains.active = True
-        self.progress.note_lamport(logged.lamport + batch.count - 1)
-        count = batch.count if rows is None else len(rows)
-        kind, namespace = batch.kind, batch.namespace
-        if (
-            count >= BLOCK_ROWS_MIN
-            and kind in BLOCK_KINDS
-            and namespace is not None
-            and logged.known_ids is KnownIds.NONE
-            and not self._deferred_vectors
-            and self._fold_block(logged, rows, self._tables.table(namespace), context)
-        ):
-            return
-        namespaces = None if namespace is not None else batch.namespaces
-        keys = batch.keys
-        for row in range(count) if rows is None else rows.tolist():
-            row_namespace = namespace if namespaces is None else namespaces[row]
-            assert row_namespace is not None
-            self._fold_or_defer_row(logged, row, self._tables.table(row_namespace), keys[row], context)
-
-    def _fold_block(
-        self, logged: LoggedBatch, rows: NDArray[np.intp] | None, table: VectorTable, context: SinkContext
-    ) -> bool:
-        """Fold many rows of one kind in bulk; False, with nothing changed, if rows need checks one by one."""
-        batch, kind = logged.batch, logged.batch.kind
-        assert kind is not None
-        keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
-        if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.values_per_row is not None:
-            table.fix_dimension(batch.values_per_row)
-        slots, new_heads = table.slots_of(keys), heads_of(logged, rows)
-        old_heads = table.heads.take(slots, axis=0)
-        duplicates = 0
-        highest_old, lowest_new = np.maximum.reduce(old_heads).tolist(), new_heads[0].tolist()
-        # Offsets and keys rise in a block, so one comparison usually shows that all are new and in order.
-        if highest_old[OFFSET] >= lowest_new[OFFSET] or highest_old[LAMPORT] >= lowest_new[LAMPORT]:
-            is_new = old_heads[:, OFFSET] < new_heads[:, OFFSET]
-            duplicates = len(slots) - int(np.count_nonzero(is_new))
-            if duplicates == len(slots):
-                self.progress.duplicates += duplicates
-                return True
-            if duplicates:
-                rows = is_new.nonzero()[0] if rows is None else rows[is_new]
-                slots, new_heads, old_heads = slots[is_new], new_heads[is_new], old_heads[is_new]
-            if (old_heads[:, LAMPORT] >= new_heads[:, LAMPORT]).any():
-                return False
-        bases = bases_of(table, slots, self.chains) if self.chains.active else {}
-        if not table.fold_block(batch, kind, rows, slots):
-            return False
-        table.heads[slots] = new_heads
-        table.flags.put(slots, DIRTY | STALE)
-        if self.chains.active:
-            note_block(self.chains, logged, rows, table, slots, bases=bases, now=context.clock.now())
-        self.progress.folded += len(slots)
-        self.progress.duplicates += duplicates
-        return True
+        progress, lamport = self.progress, logged.lamport + logged.count - 1
+        progress.lamport = max(progress.lamport, lamport)
+        tables = [self._tables.table(name) for name in batch.namespace_names]
+        taken, count = 0, batch.count if rows is None else len(rows)
+        if not (self.chains.active or self._deferred_vectors or logged.known_ids is not _NO_IDS):
+            taken, _ = fold_leading(tables, logged, rows, adds=True)
+            progress.folded += taken
+            if taken == count:
+                return
+        namespaces, keys = batch.namespaces, batch.keys
+        table_of = dict(zip(batch.namespace_names, tables, strict=True))
+        for row in range(taken, count) if rows is None else rows[taken:].tolist():
+            self._fold_or_defer_row(logged, row, table_of[namespaces[row]], keys[row], context)
 
     def _fold_or_defer_row(
         self, logged: LoggedBatch, row: int, table: VectorTable, vector_id: str, context: SinkContext
@@ -425,7 +363,7 @@ class ResidentVectors:
         ref = (table.namespace, vector_id) if chains.active else _NO_REF
         if (
             (lamport >= key[0] and (lamport, origin, counter) >= key)
-            or (logged.known_ids is not KnownIds.NONE and lamport != NO_LAMPORT)
+            or (logged.known_ids is not _NO_IDS and lamport != NO_LAMPORT)
             or ref in self._deferred_vectors
         ):
             self._defer_row(Entry(key, logged, row), table, slot)
@@ -442,7 +380,7 @@ class ResidentVectors:
 
     def _defer_row(self, entry: Entry, table: VectorTable, slot: int) -> None:
         """Defer a row, to fold it with others of its vector, unless it is the vector's last delta again."""
-        vector_id = str(table.ids[slot])
+        vector_id = str(table.slots.id(slot))
         ref = (table.namespace, vector_id)
         if ref not in self._deferred_vectors and table.head(slot)[:3] == entry.key:
             self.progress.duplicates += 1
@@ -458,7 +396,7 @@ class ResidentVectors:
         try:
             table.fold_row(logged.batch, row, slot)
         except Misfit as error:
-            vector_id = table.ids[slot]
+            vector_id = table.slots.id(slot)
             if table.head(slot)[0] == NO_LAMPORT:
                 table.release(slot)
             raise RejectDelta(logged.offset + row, f"{vector_id!r}: {error}") from None
@@ -472,8 +410,6 @@ class ResidentVectors:
         """Invalidate the vectors, which stay readable; False if another sink rebuilds them."""
         if not self.rebuild.begin(context):
             return False
-        if self._fold_buffer.row_count:
-            self._fold_buffered()
         self._tables.version += 1
         self._folded_range.clear()
         self.chains.clear()
@@ -521,8 +457,6 @@ class ResidentVectors:
 
     def take_touched(self) -> dict[VectorTable, None]:
         """Return the tables whose rows may have become dirty since the last call."""
-        if self._fold_buffer.row_count:
-            self._fold_buffered()
         return self._tables.take_touched()
 
     def restore_touched(self, touched: dict[VectorTable, None]) -> None:

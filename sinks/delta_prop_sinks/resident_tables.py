@@ -22,7 +22,6 @@ from delta_prop_sinks.vector_table import (
     LAMPORT,
     NO_LAMPORT,
     OFFSET,
-    SLOT_BYTES,
     VectorTable,
     put,
 )
@@ -199,8 +198,7 @@ class ResidentTables:
 
     `by_namespace`: the present tables; `staged`: the new ones of a rebuild, until they are swapped in.
     `touched`: an ordered set of tables that may have dirty rows. `version`: changes when the vectors become
-    invalid, which aborts a running `apply`. `spare_bytes`: bytes that more buffered rows may take;
-    `row_bytes`: bytes per row, in the table of the rows buffered last.
+    invalid, which aborts a running `apply`.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -209,8 +207,6 @@ class ResidentTables:
         self.staged: dict[str, VectorTable] | None = None
         self.touched: dict[VectorTable, None] = {}
         self.version = 0
-        self.spare_bytes = 0
-        self.row_bytes = 0
         self._size = 0
         self._unsized: set[VectorTable] = set()  # tables whose size may differ from `counted_size`
         self._dimension_of: Callable[[str], int | None] = lambda _: None
@@ -230,16 +226,6 @@ class ResidentTables:
             table.counted_size = size
         self._unsized.clear()
         return self._size
-
-    def measure_spare(self) -> None:
-        """Measure how many bytes more rows may take."""
-        self.spare_bytes = self.bytes_max - self.size
-
-    def reserve(self, table: VectorTable, count: int) -> bool:
-        """Make `row_bytes` that of a table; True if `count` buffered rows fit into it."""
-        assert table.dimension is not None
-        self.row_bytes = SLOT_BYTES + 4 * table.dimension
-        return self.spare_bytes >= count * self.row_bytes
 
     def table(self, namespace: str) -> VectorTable:
         """Return the table of a namespace, to be changed; create it if there is none."""
@@ -350,7 +336,7 @@ def oldest_first(tables: Iterable[VectorTable]) -> Iterator[tuple[VectorTable, s
         idle &= table.heads[:used, LAMPORT] != NO_LAMPORT
         slots = idle.nonzero()[0]
         ages.append(np.maximum(table.heads[slots, OFFSET], table.read_offsets[slots]))
-        candidates.extend((table, str(table.ids[slot])) for slot in slots.tolist())
+        candidates.extend((table, str(table.slots.id(slot))) for slot in slots.tolist())
     if candidates:
         for index in np.argsort(np.concatenate(ages), kind="stable").tolist():
             yield candidates[index]

@@ -24,7 +24,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from delta_prop_sinks.cold_slots import hashes_of
 from delta_prop_sinks.vector_table import (
     LAMPORT,
     NO_LAMPORT,
@@ -42,7 +41,6 @@ _BLOCK = struct.Struct("<IQI")
 """What a block begins with: the header's length, the length of all sections, the checksum."""
 _BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 8 << 20
-_NO_HASHES = np.zeros(0, np.uint32)
 _SYNC_BYTES = 64 << 20
 """Maximum bytes per sync: a larger sync would delay a log on the same disk."""
 
@@ -55,8 +53,7 @@ class ImageError(Exception):
 class Block:
     """Some rows of one namespace, as columns.
 
-    `extras`: by row, its bytes, its metadata and its number of deltas without effect. `hashes`: those of the
-    keys, if known.
+    `extras`: by row, its bytes, its metadata and its number of deltas without effect.
     """
 
     namespace: str
@@ -66,7 +63,6 @@ class Block:
     forms: NDArray[np.uint8]
     vectors: NDArray[np.float32] | None
     extras: dict[int, tuple[bytes | None, dict[str, Any] | None, int]] = field(default_factory=dict)
-    hashes: NDArray[np.uint32] | None = None
 
     def fit_to(self, dimension: int | None) -> Block:
         """Return the same rows for a table of that dimension, which is None if it is not fixed yet."""
@@ -108,7 +104,7 @@ class TableColumns:
     def _block(self, start: int, end: int) -> Block:
         table = self._table
         heads = self._heads[start:end].copy()
-        keys = table.ids[start:end]
+        keys = table.slots.ids(start, end)
         live = heads[:, LAMPORT] != NO_LAMPORT
         extras = {}
         if table.extra_bytes_by_slot or table.ignored:
@@ -194,7 +190,7 @@ def _encode(block: Block) -> tuple[dict[str, object], list[bytes]]:
     ]
     sections = [
         text.encode() if is_joined else json.dumps(block.keys).encode(),
-        hashes_of(block.keys).astype("<u4", copy=False).tobytes(),
+        np.array([crc32c(key.encode()) for key in block.keys], "<u4").tobytes(),
         block.heads.astype("<i8", copy=False).tobytes(),
         block.forms.tobytes(),
         b"" if block.vectors is None else block.vectors.astype("<f4", copy=False).tobytes(),
@@ -246,7 +242,6 @@ class ImageLoader:
         self.tables: dict[str, VectorTable] = {}
         self.lamport = 0
         self._path, self._image, self._log_id = path, image, log_id
-        self._hashes: dict[str, list[NDArray[np.uint32]]] = {}
 
     def steps(self) -> Generator[int]:
         """Read one block per step; each step yields the number of rows so far. Raises ImageError."""
@@ -271,8 +266,6 @@ class ImageLoader:
                     if not is_complete:
                         rows += self._load_block(_decode(header, content), same_log=same_log)
                         yield rows
-                for namespace, table in self.tables.items():
-                    table.index_ids(np.concatenate(self._hashes.pop(namespace, [_NO_HASHES])))
                 if header["rows"] != rows or bytes_left:
                     raise ImageError(
                         f"its end says {header['rows']} rows and it holds {rows}, "
@@ -299,14 +292,9 @@ class ImageLoader:
             heads[:, OFFSET] = NO_OFFSET
         if len(heads):
             self.lamport = max(self.lamport, int(heads[:, LAMPORT].max()))
-        table.extend(block.keys, heads, block.forms, block.vectors, cold=True)
-        assert block.hashes is not None
-        self._hashes.setdefault(block.namespace, []).append(block.hashes)
-        first = table.used - len(block.keys)
-        for row, (data, metadata, ignored) in block.extras.items():
-            table.set_extra(first + row, data, metadata)
-            if ignored:
-                table.ignored[first + row] = ignored
+        added = table.extend(block.keys, heads, block.forms, block.vectors)
+        for row, extra in block.extras.items():
+            _set_extra(table, int(added[row]), *extra)
         return len(block.keys)
 
 
@@ -325,11 +313,16 @@ def put_block(table: VectorTable, block: Block) -> None:
     table.heads[slots] = block.heads
     table.forms[slots] = block.forms
     table.flags[slots] = STALE
-    for row, (data, metadata, ignored) in block.extras.items():
-        slot = int(slots[row])
-        table.set_extra(slot, data, metadata)
-        if ignored:
-            table.ignored[slot] = ignored
+    for row, extra in block.extras.items():
+        _set_extra(table, int(slots[row]), *extra)
+
+
+def _set_extra(
+    table: VectorTable, slot: int, data: bytes | None, metadata: dict[str, Any] | None, ignored: int
+) -> None:
+    table.set_extra(slot, data, metadata)
+    if ignored:
+        table.ignored[slot] = ignored
 
 
 def add_block(table: VectorTable, block: Block) -> None:
@@ -341,13 +334,10 @@ def add_block(table: VectorTable, block: Block) -> None:
     chosen = slice(None) if len(rows) == len(block.keys) else rows
     keys = block.keys if len(rows) == len(block.keys) else [block.keys[row] for row in rows]
     vectors = None if block.vectors is None else block.vectors[chosen]
-    table.extend(keys, block.heads[chosen], block.forms[chosen], vectors)
-    for row, (data, metadata, ignored) in block.extras.items():
-        slot = table.slots[block.keys[row]]
-        if slot >= table.used - len(rows):
-            table.set_extra(slot, data, metadata)
-            if ignored:
-                table.ignored[slot] = ignored
+    added = table.extend(keys, block.heads[chosen], block.forms[chosen], vectors)
+    for row, slot in zip(rows, added.tolist(), strict=True):
+        if row in block.extras:
+            _set_extra(table, slot, *block.extras[row])
 
 
 def _read_block(file: BinaryIO, bytes_left: int) -> tuple[dict[str, Any], memoryview, int]:
@@ -368,7 +358,7 @@ def _decode(header: dict[str, Any], content: memoryview) -> Block:
     for size in header["sections"]:
         sections.append(content[position : position + size])
         position += size
-    names, hashes, heads, forms, vectors, extras, data = sections
+    names, _, heads, forms, vectors, extras, data = sections
     rows, dimension = int(header["rows"]), header["dimension"]
     text = str(names, "utf-8")
     keys = (text.split("\0") if rows else []) if header["plain"] else json.loads(text)
@@ -388,5 +378,4 @@ def _decode(header: dict[str, Any], content: memoryview) -> Block:
         forms=np.frombuffer(forms, np.uint8),
         vectors=None if dimension is None else np.frombuffer(vectors, "<f4").reshape(rows, dimension),
         extras=extras_by_row,
-        hashes=np.frombuffer(hashes, "<u4"),
     )

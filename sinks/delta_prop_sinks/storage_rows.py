@@ -73,7 +73,7 @@ class DirtyRows:
         self._heads = table.heads[slots]
         self._values = None if table.matrix is None else table.matrix[slots]
         slot_list = slots.tolist()
-        self._ids = list(map(table.ids.__getitem__, slot_list))
+        self._ids = list(map(table.slots.id, slot_list))
         self._data = list(map(table.data.get, slot_list)) if table.data else None
         self._metadata = list(map(table.metadata.get, slot_list)) if table.metadata else None
         self._ignored = [table.ignored.get(slot, 0) for slot in slot_list] if table.ignored else None

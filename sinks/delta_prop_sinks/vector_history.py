@@ -11,7 +11,6 @@ from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delta_prop_sinks.delta_chain import (
     ENTRY_BYTES,
@@ -19,7 +18,6 @@ from delta_prop_sinks.delta_chain import (
     BelowBase,
     ChainBase,
     DeltaChain,
-    DeltaChains,
     Entry,
     Ref,
 )
@@ -201,30 +199,3 @@ def _fold_sparse(table: VectorTable, slot: int, kind: int, entries: Sequence[Ent
     indices = np.concatenate([operation.indices for operation in operations])
     values = np.concatenate([operation.values for operation in operations])
     return table.fold_sparse(slot, kind, indices, values)
-
-
-def bases_of(table: VectorTable, slots: NDArray[np.intp], chains: DeltaChains) -> dict[Ref, ChainBase]:
-    """Return the states, before a block is folded, of the vectors in `slots` that have no chain yet."""
-    refs = ((slot, (table.namespace, str(table.ids[slot]))) for slot in set(slots.tolist()))
-    return {ref: base_at(table, slot) for slot, ref in refs if chains.get(ref) is None}
-
-
-def note_block(
-    chains: DeltaChains,
-    logged: LoggedBatch,
-    rows: NDArray[np.intp] | None,
-    table: VectorTable,
-    slots: NDArray[np.intp],
-    *,
-    bases: dict[Ref, ChainBase],
-    now: float,
-) -> None:
-    """Add a block's folded rows to their chains. `bases`: earlier states of vectors without a chain."""
-    indexes = range(logged.count) if rows is None else rows.tolist()
-    namespace, ids, note = table.namespace, table.ids, chains.note
-    chains.hold(logged.batch, len(slots))
-    for row, slot in zip(indexes, slots.tolist(), strict=True):
-        ref, key = (namespace, str(ids[slot])), logged.key(row)
-        chain = note(ref, Entry(key, logged, row), bases.get(ref), now)
-        if len(chain.entries) >= chain.savepoint_at and key == table.head(slot)[:3]:
-            chains.add_savepoint(chain, len(chain.entries), base_at(table, slot))

@@ -7,23 +7,21 @@ vector id until it is released; slots of deleted vectors remain as tombstones.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from functools import partial
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delta_prop_sinks.cold_slots import ColdSlots
-from delta_prop_wire.algebra import VectorState, apply_in_place, saturate
+from delta_prop_sinks.slots import make_slots
+from delta_prop_wire.algebra import VectorState, apply_in_place
 from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import PARTIAL_KINDS, Kind, Operation
 from delta_prop_wire.metadata import merge
 
 if TYPE_CHECKING:
     from delta_prop_sinks.delta_chain import ChainBase
-    from delta_prop_sinks.fold_run import FoldRun
 
 ABSENT, VECTOR, OPAQUE, OTHER_DIMENSION = 0, 1, 2, 3
 """Values of `forms`: a slot holds nothing (unknown or deleted), a vector, bytes, or a vector of another
@@ -36,24 +34,12 @@ not yet committed."""
 LAMPORT, ORIGIN, COUNTER, OFFSET = 0, 1, 2, 3
 """Columns of `heads`: the canonical key and the log offset of the last delta folded into a slot."""
 
-BLOCK_ROWS_MIN = 5
-"""From this many rows of one kind on, a few calls over arrays are faster than one call per row."""
-
-BLOCK_KINDS = frozenset(
-    {Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.OFFSET, Kind.DELETE}
-)
-"""Kinds that can be folded as blocks."""
-
 FOLDED_KINDS = frozenset(map(int, Kind)) - {int(Kind.TRANSFORM)}
 """Kinds that can be folded."""
 
 NO_OFFSET = NO_LAMPORT = -1
 SLOT_BYTES = 200
-"""Bytes of a slot without its numbers: head, flags, norm, its id and the id's dictionary entry."""
-
-COLD_SLOTS_MIN = 200_000
-"""From this many vectors on, `index_ids` makes them findable by sorted hashes of their ids, and the
-dictionary fills as ids are looked up (`cold_slots.py`)."""
+"""Bytes of a slot without its numbers: head, flags, norm, its id, and what finds it by its id."""
 
 _SLOTS_FIRST = 16
 _TABLE_BYTES = 2000
@@ -82,8 +68,7 @@ class VectorTable:
         self.namespace = namespace
         self.dimension: int | None = None
         self.matrix: NDArray[np.float32] | None = None
-        self.slots: dict[str, int] = {}  # by vector id
-        self.ids: list[str | None] = []  # None for a released slot
+        self.slots = make_slots()
         self.heads: NDArray[np.int64] = np.zeros((_SLOTS_FIRST, 4), np.int64)
         self.forms: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
         self.flags: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
@@ -99,13 +84,12 @@ class VectorTable:
         self.counted_size = 0
         """The part of `size` that the sink's sum over its tables already contains."""
         self.releases = 0
-        self._free: list[int] = []
         self._head_bytes = self.heads.data.cast("B")
 
     @property
     def used(self) -> int:
         """The number of slots ever allocated; the columns hold data only below it."""
-        return len(self.ids)
+        return self.slots.used
 
     @property
     def size(self) -> int:
@@ -114,40 +98,12 @@ class VectorTable:
 
     def slots_of(self, keys: Sequence[str]) -> NDArray[np.intp]:
         """Return the slots of vectors; allocate one for each new vector."""
-        slots = self.slots
-        if isinstance(slots, ColdSlots):
-            slots.warm(keys)
-        try:
-            found_slots = itemgetter(*keys)(slots)
-        except KeyError:
-            if self._free:
-                found_slots = [self.slot_of(key) for key in keys]
-            else:
-                is_known = partial(dict.__contains__, slots)
-                self._append([key for key in dict.fromkeys(keys) if not is_known(key)])
-                found_slots = itemgetter(*keys)(slots)
-        return np.array(found_slots, np.intp).reshape(len(keys))
+        return np.fromiter(map(self.slot_of, keys), np.intp, len(keys))
 
     def find_slots(self, keys: Sequence[str]) -> NDArray[np.intp]:
         """Return the slots of vectors, -1 for each unknown vector."""
-        slots = self.slots
-        if isinstance(slots, ColdSlots):
-            slots.warm(keys)
-        try:
-            found_slots = itemgetter(*keys)(slots)
-        except KeyError:
-            found_slots = [dict.get(slots, key, -1) for key in keys]
-        return np.array(found_slots, np.intp).reshape(len(keys))
-
-    def _append(self, keys: Sequence[str], *, cold: bool = False) -> slice:
-        """Allocate adjacent slots to distinct new vectors; with `cold`, without dictionary entries."""
-        start, end = self.used, self.used + len(keys)
-        self.ensure_capacity(end)
-        if not cold:
-            self.slots.update(zip(keys, range(start, end), strict=True))
-        self.ids += keys
-        self.heads[start:end] = _NO_HEAD
-        return slice(start, end)
+        find = self.slots.get
+        return np.array([-1 if (slot := find(key)) is None else slot for key in keys], np.intp)
 
     def extend(
         self,
@@ -155,32 +111,31 @@ class VectorTable:
         heads: NDArray[np.int64],
         forms: NDArray[np.uint8],
         vectors: NDArray[np.float32] | None,
-        *,
-        cold: bool = False,
-    ) -> None:
-        """Add new vectors with their heads and forms. Raises ValueError if one has a slot already.
+    ) -> NDArray[np.intp]:
+        """Add new vectors with their heads and forms; return their slots.
 
-        `cold`: lookups by id find the vectors only after `index_ids`, which must follow the last `extend`.
+        Raises ValueError if one has a slot already.
         """
         if vectors is not None and self.dimension is None:
             self.fix_dimension(vectors.shape[1])
-        added = self._append(keys, cold=cold)
-        if not cold and len(self.slots) != self.used - len(self._free):
+        count = len(self.slots) + len(keys)
+        self.ensure_capacity(self.used + len(keys))
+        added = np.fromiter(map(self.slots.add, keys), np.intp, len(keys))
+        if len(self.slots) != count:
             raise ValueError(f"a vector of namespace {self.namespace!r} occurs twice")
         self.heads[added] = heads
         self.forms[added] = forms
         self.flags[added] = STALE
         if vectors is not None and self.matrix is not None:
             self.matrix[added] = vectors
+        return added
 
-    def index_ids(self, hashes: NDArray[np.uint32]) -> None:
-        """Make all slots findable by their ids, given the ids' hashes. Raises ValueError for equal ids."""
-        cold_slots = ColdSlots.from_hashes(self.ids, hashes) if self.used >= COLD_SLOTS_MIN else None
-        self.slots = (
-            {key: slot for slot, key in enumerate(self.ids) if key} if cold_slots is None else cold_slots
-        )
-        if len(self.slots) != self.used:
-            raise ValueError(f"a vector of namespace {self.namespace!r} occurs twice")
+    def vectors(self) -> Iterator[tuple[str, int]]:
+        """Yield each vector id with its slot, slot by slot."""
+        for slot in range(self.used):
+            vector_id = self.slots.id(slot)
+            if vector_id is not None:
+                yield vector_id, slot
 
     def ensure_capacity(self, slots: int) -> None:
         """Grow the columns, by doubling, to at least `slots` slots."""
@@ -193,34 +148,22 @@ class VectorTable:
     def slot_of(self, key: str) -> int:
         """Return the slot of a vector; allocate one for a new vector."""
         slot = self.slots.get(key)
-        if slot is not None:
-            return slot
-        if self._free:
-            slot = self._free.pop()
-            self.ids[slot] = key
-        else:
-            slot = len(self.ids)
-            if slot == len(self.heads):
-                self._grow(2 * slot)
-            self.ids.append(key)
-        self.slots[key] = slot
-        self._clear_head(slot)
+        if slot is None:
+            slot = self.slots.add(key)
+            self.ensure_capacity(slot + 1)
+            self._clear_head(slot)
         return slot
 
     def release(self, slot: int) -> None:
         """Drop a vector; its slot becomes free for another vector."""
-        key = self.ids[slot]
-        assert key is not None
+        self.slots.remove(slot)
         self.releases += 1
-        del self.slots[key]
-        self.ids[slot] = None
         self._clear_head(slot)
         self.forms[slot] = ABSENT
         self.flags[slot] = 0
         self.read_offsets[slot] = 0
         self.ignored.pop(slot, None)
         self._drop_extras(slot)
-        self._free.append(slot)
 
     def head(self, slot: int) -> tuple[int, int, int, int]:
         """Return (Lamport number, origin, counter, offset) of the last delta folded into a slot."""
@@ -239,6 +182,7 @@ class VectorTable:
         assert self.dimension is None
         self.dimension = dimension
         self.matrix = np.zeros((len(self.heads), dimension), np.float32)
+        self._bind()
 
     def _grow(self, slots: int) -> None:
         self.heads = _grow_array(self.heads, slots)
@@ -248,19 +192,25 @@ class VectorTable:
         self.read_offsets = _grow_array(self.read_offsets, slots)
         if self.matrix is not None:
             self.matrix = _grow_array(self.matrix, slots)
+            self._bind()
         self._head_bytes = self.heads.data.cast("B")
+
+    def _bind(self) -> None:
+        self.slots.bind(self.heads, self.forms, self.flags, self.matrix, self.extra_bytes_by_slot)
 
     def fold_row(self, batch: Batch, row: int, slot: int) -> None:
         """Fold one delta; count it if it has no effect. Raises Misfit, with nothing changed."""
-        kind = batch.kind
-        if kind == Kind.SPARSE and (width := batch.values_per_row) is not None:
-            # The most frequent delta takes a shortcut without an Operation.
-            part = slice(row * width, (row + 1) * width)
-            if not self._set_sparse(slot, batch.indices[part], batch.values[part]):
-                self.count_ignored(slot)
-                return
-        else:
+        width = batch.values_per_row
+        if batch.kind != Kind.SPARSE or width is None or self.forms[slot] != VECTOR:
             self.fold_operation(slot, batch.operation(row), batch, row)
+            return
+        # The most frequent delta needs no Operation; and numpy is fast with indices of its own type only.
+        assert self.matrix is not None
+        part = slice(row * width, (row + 1) * width)
+        try:
+            self.matrix[slot][batch.indices[part].astype(np.intp)] = batch.values[part]
+        except IndexError:  # numpy raises it before it sets anything
+            self.count_ignored(slot)
             return
         if batch.has_metadata and (patch := batch.metadata(row)):
             self.patch(slot, patch)
@@ -297,15 +247,6 @@ class VectorTable:
             self.set_vector(slot, operation.values)
         else:
             raise unknown_kind(kind)
-        return True
-
-    def _set_sparse(self, slot: int, indices: NDArray[np.uint32], values: NDArray[np.float32]) -> bool:
-        if self.forms[slot] != VECTOR or self.matrix is None:
-            return self._change(slot, Operation(Kind.SPARSE, values, indices))
-        try:
-            self.matrix[slot][indices] = values
-        except IndexError:  # numpy raises it before it sets anything
-            return False
         return True
 
     def _change(self, slot: int, operation: Operation) -> bool:
@@ -382,112 +323,22 @@ class VectorTable:
         vector[:] = before  # a sum left float32's range; folded one by one, each sum saturates
         return False
 
-    # --- blocks: many rows of one kind, folded in a few calls over arrays
 
-    def fold_block(
-        self, batch: Batch | FoldRun, kind: int, rows: NDArray[np.intp] | None, slots: NDArray[np.intp]
-    ) -> bool:
-        """Fold rows of one kind in a few calls; False, with nothing changed, if they need checks one by one.
+def fold_leading(
+    tables: Iterable[VectorTable | None],
+    logged: LoggedBatch,
+    rows: NDArray[np.intp] | None,
+    *,
+    adds: bool,
+) -> tuple[int, int]:
+    """Fold the leading rows of a batch that the native core takes, as `fold_row` would; none on the twin.
 
-        If a vector occurs twice, the later row wins (numpy assigns in order); with SPARSE_ADD both rows are
-        added.
-        """
-        width = batch.values_per_row
-        if width is None or self.matrix is None:
-            return False
-        has_patches = batch.has_metadata and kind != Kind.DELETE
-        if has_patches and kind == Kind.CREATE and len(set(slots.tolist())) < len(slots):
-            return False
-        if not self._fold_numbers(batch, kind, rows, slots, width):
-            return False
-        if has_patches:
-            for row, slot in zip(
-                range(batch.count) if rows is None else rows.tolist(), slots.tolist(), strict=True
-            ):
-                if patch := batch.metadata(row):
-                    self.patch(slot, patch)
-        return True
-
-    def _fold_numbers(
-        self,
-        batch: Batch | FoldRun,
-        kind: int,
-        rows: NDArray[np.intp] | None,
-        slots: NDArray[np.intp],
-        width: int,
-    ) -> bool:
-        assert self.matrix is not None
-        if kind == Kind.DELETE:
-            self.forms[slots] = ABSENT
-            if self.extra_bytes_by_slot:
-                for slot in slots.tolist():
-                    self._drop_extras(slot)
-            return True
-        values = batch.values.reshape(batch.count, width)
-        if rows is not None:
-            values = values[rows]
-        if kind in (Kind.CREATE, Kind.DENSE):
-            return self._set_block(kind, slots, values)
-        if self.forms.take(slots).tobytes().count(VECTOR) != len(slots):
-            return False
-        if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
-            indices = batch.indices.reshape(batch.count, width)
-            row_indices = indices if rows is None else indices[rows]
-            return self._change_sparse_block(kind, slots, row_indices, values, batch.highest_index)
-        if kind in (Kind.SCALE, Kind.OFFSET) and len(set(slots.tolist())) == len(slots):
-            return self._change_block(kind, slots, values)
-        return False
-
-    def _set_block(self, kind: int, slots: NDArray[np.intp], values: NDArray[np.float32]) -> bool:
-        assert self.matrix is not None
-        if values.shape[1] != self.dimension:
-            return False
-        self.matrix[slots] = values
-        if self.extra_bytes_by_slot:
-            for slot in slots.tolist():
-                if kind == Kind.CREATE:
-                    self._drop_extras(slot)
-                elif slot in self.data:
-                    self.set_extra(slot, None, self.metadata.get(slot))
-        self.forms[slots] = VECTOR
-        return True
-
-    def _change_block(self, kind: int, slots: NDArray[np.intp], values: NDArray[np.float32]) -> bool:
-        assert self.matrix is not None
-        vectors = self.matrix[slots]
-        with np.errstate(over="ignore"):
-            (np.multiply if kind == Kind.SCALE else np.add)(vectors, values, out=vectors)
-        saturate(vectors)
-        self.matrix[slots] = vectors
-        return True
-
-    def _change_sparse_block(
-        self,
-        kind: int,
-        slots: NDArray[np.intp],
-        indices: NDArray[np.uint32],
-        values: NDArray[np.float32],
-        highest: int,
-    ) -> bool:
-        """Set, or add to, the numbers at `indices`; False, with nothing changed, if an index or a
-        sum is out of range. `highest`: an upper bound of all indices.
-        """
-        assert self.matrix is not None
-        assert self.dimension is not None
-        if highest >= self.dimension:
-            return False
-        positions = (indices + (slots * self.dimension)[:, None]).reshape(-1)
-        numbers, flat = values.reshape(-1), self.matrix.reshape(-1)
-        if kind == Kind.SPARSE:
-            flat[positions] = numbers  # the same as np.put, in half the time
-            return True
-        before = flat[positions]
-        with np.errstate(over="ignore"):
-            np.add.at(flat, positions, numbers)
-        if np.isfinite(flat[positions]).all():
-            return True
-        flat[positions] = before  # a sum left float32's range; folded row by row, each sum saturates
-        return False
+    `tables`: that of each of the batch's namespaces, or None. With `adds`, new vectors get slots; else rows
+    that change a part of a vector without a slot are taken, and not folded. Returns how many were taken, and
+    how many folded.
+    """
+    slots = [None if table is None else table.slots for table in tables]
+    return core_mode.core.fold_rows(slots, logged.batch.raw, (logged.offset, logged.lamport), rows, adds)
 
 
 def state_of(table: VectorTable, slot: int) -> VectorState:
@@ -531,35 +382,7 @@ def put(table: VectorTable, vector_id: str, stored: VectorState | ChainBase, off
     table.flags[slot] = STALE
 
 
-def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.int64]:
-    """Return the head of each row's vector once the row is folded, as in a table's `heads`."""
-    batch = logged.batch
-    if batch.counters is None and (rows is None or len(rows) == batch.count):
-        return consecutive_heads(logged, batch.count)
-    indexes = np.arange(batch.count) if rows is None else rows
-    heads = np.empty((len(indexes), 4), np.int64)
-    heads[:, LAMPORT] = indexes + logged.lamport
-    heads[:, ORIGIN] = to_signed(batch.origin)
-    counters = batch.counters
-    heads[:, COUNTER] = indexes + batch.base if counters is None else counters[indexes]
-    heads[:, OFFSET] = indexes + logged.offset
-    return heads
-
-
-def consecutive_heads(first: LoggedBatch, count: int) -> NDArray[np.int64]:
-    """Return the heads of `count` rows, with consecutive numbers, from the first row of `first` on."""
-    batch = first.batch
-    numbers = (first.lamport, to_signed(batch.origin), batch.base, first.offset)
-    steps = _STEPS[:count] if count <= _STEPS_MAX else np.arange(count)[:, None] * _STEP
-    heads: NDArray[np.int64] = steps + np.array(numbers, np.int64)
-    return heads
-
-
 _U64 = (1 << 64) - 1
-_STEPS_MAX = 1024
-_STEP = np.array([1, 0, 1, 1])
-_STEPS = np.arange(_STEPS_MAX, dtype=np.int64)[:, None] * _STEP
-"""The difference between the head of a row and the head of the first row."""
 
 
 def to_signed(origin: int) -> int:

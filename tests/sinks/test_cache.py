@@ -162,7 +162,7 @@ def test_buffered_row_applied_during_a_load_is_not_lost() -> None:
     anyio.run(main)
 
 
-def test_closing_drops_buffered_rows() -> None:
+def test_closing_drops_all_entries() -> None:
     async def main() -> None:
         log, cache = FakeLog(), CacheSink()
         await cache.open(log)
@@ -170,7 +170,7 @@ def test_closing_drops_buffered_rows() -> None:
         await cache.apply(next_change(log, 5.0))
         await cache.aclose()
         statistics = cache.statistics()
-        assert (statistics.entries, statistics.bytes, statistics.refreshed) == (0, 0, 1)
+        assert (statistics.entries, statistics.bytes, statistics.refreshed) == (0, 0, 2)
 
     anyio.run(main)
 

@@ -218,7 +218,7 @@ class TickingLog(FakeLog):
 def check_heads(resident: ResidentVectors, log: FakeLog) -> None:
     """Assert that each vector is exactly the fold of its deltas up to its head's offset."""
     for namespace, table in resident.tables.items():
-        for name, slot in table.slots.items():
+        for name, slot in table.vectors():
             end = table.head(slot)[3]
             batches = [logged for logged in log.batches if logged.offset <= end]
             rows = [

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_sinks import Delivery, RejectDelta, ResidentVectors, StopSink
-from delta_prop_sinks import resident as resident_module
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import (
     Delta,
@@ -78,15 +77,10 @@ def test_any_selection_of_rows_equals_the_fold(log: FakeLog, data: st.DataObject
 
 
 @given(log=logs(with_forwarded=False))
-def test_fast_path_equals_slow_path(log: FakeLog) -> None:
-    fast, slow = make_resident(log), make_resident(log)
-    apply_all(fast, log.deliveries(), log)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resident_module, "BLOCK_ROWS_MIN", 1 << 30)
-        patch.setattr(ResidentVectors, "_buffer", lambda *_: False)  # no row waits in the buffer
-        apply_all(slow, log.deliveries(), log)
-    check(fast, log.batches)
-    check(slow, log.batches)
+def test_batches_at_once_equal_the_fold(log: FakeLog) -> None:
+    resident = make_resident(log)
+    apply_all(resident, log.deliveries(), log)
+    check(resident, log.batches)
 
 
 @pytest.mark.parametrize("operation", [scale(-7), offset(3e38), sparse_add([0, 0], [2e38, 1])])

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from delta_prop_sinks import Delivery, ResidentVectors, StorageSink, storage_image, vector_table
+from delta_prop_sinks import Delivery, ResidentVectors, StorageSink, storage_image
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.state_rows import StateRow
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEVER = 10**9
-
-
-@pytest.fixture(autouse=True, params=[1, NEVER], ids=["cold", "warm"])
-def _cold_slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make tables find vectors by the column of hashes, or by a dictionary."""
-    monkeypatch.setattr(vector_table, "COLD_SLOTS_MIN", request.param)
 
 
 def images(path: Path) -> list[Path]:

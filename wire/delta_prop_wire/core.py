@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import Buffer
 
     from delta_prop_wire.batch import Batch, LoggedBatch
@@ -142,6 +144,27 @@ class Core:
         `sequence_min`: the lowest sequence allowed for the first row, since the sequences of a connection
         rise.
         """
+
+    def make_slots(self) -> Any:
+        """Return the slots of a table of vectors, as `slots.py` of the sinks describes them."""
+
+    def fold_rows(
+        self,
+        tables: list[Any],
+        raw: bytes | memoryview,
+        place: tuple[int, int],
+        rows: NDArray[np.intp] | None,
+        adds: bool,
+    ) -> tuple[int, int]:
+        """Fold leading rows of a body; return how many were taken, and how many of these were folded.
+
+        `tables`: for each of the body's namespaces, its slots, or None. `place`: offset and Lamport number of
+        the first row. `rows`: the rows to fold; None for all. `adds`: new vectors get slots; else rows that
+        change a part of a vector without a slot are skipped.
+
+        A row is not taken if it is rare, is not newer than its vector's head, or has no effect.
+        """
+        return 0, 0
 
 
 class CoreMode:

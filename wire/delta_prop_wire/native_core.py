@@ -34,6 +34,9 @@ class NativeCore(Core):
 
     __slots__ = ()
 
+    make_slots = native.Slots
+    fold_rows = staticmethod(native.fold_rows)
+
     def parse_batch(self, body: bytes | memoryview) -> Batch | None:
         return native.parse_batch(body)
 

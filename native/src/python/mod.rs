@@ -2,6 +2,7 @@
 
 mod batches;
 mod encode;
+mod slots;
 mod vectors;
 
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
@@ -138,5 +139,7 @@ pub fn delta_prop_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batches::log_run, module)?)?;
     module.add_function(wrap_pyfunction!(encode::pack_keys, module)?)?;
     module.add_function(wrap_pyfunction!(encode::encode_columns, module)?)?;
+    module.add_function(wrap_pyfunction!(slots::fold_rows, module)?)?;
+    module.add_class::<slots::Slots>()?;
     module.add_class::<vectors::Heads>()
 }
