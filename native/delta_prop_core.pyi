@@ -40,7 +40,7 @@ def encode_columns(
 ) -> Batch | None: ...
 
 def fold_rows(
-    tables: list[Any],
+    tables: Sequence[Any],
     raw: bytes | memoryview,
     place: tuple[int, int],
     rows: NDArray[np.intp] | None,

@@ -220,7 +220,7 @@ class CacheSink:
         taken, count = 0, logged.count if rows is None else len(rows)
         is_ordinary = logged.source is not _REPLICA and logged.known_ids is _NO_IDS
         if is_ordinary and self.mode == "refresh" and not self._loading:
-            tables = map(self._entries.tables.get, logged.batch.namespace_names)
+            tables = list(map(self._entries.tables.get, logged.batch.namespace_names))
             taken, refreshed = fold_leading(tables, logged, rows, adds=False)
             self._counts["refreshed"] += refreshed
             if taken == count:

@@ -338,7 +338,7 @@ class ResidentVectors:
             self.chains.active = True
         progress, lamport = self.progress, logged.lamport + logged.count - 1
         progress.lamport = max(progress.lamport, lamport)
-        tables = [self._tables.table(name) for name in batch.namespace_names]
+        tables = list(map(self._tables.table, batch.namespace_names))
         taken, count = 0, batch.count if rows is None else len(rows)
         if not (self.chains.active or self._deferred_vectors or logged.known_ids is not _NO_IDS):
             taken, _ = fold_leading(tables, logged, rows, adds=True)

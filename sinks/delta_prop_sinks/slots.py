@@ -39,6 +39,10 @@ class Slots(dict[str, int]):
             self[vector_id] = slot
         return slot
 
+    def add_all(self, vector_ids: list[str]) -> list[int]:
+        """Return the slots of vectors; new vectors get some."""
+        return list(map(self.add, vector_ids))
+
     def remove(self, slot: int) -> None:
         """Remove the vector of a slot."""
         vector_id = self._ids[slot]

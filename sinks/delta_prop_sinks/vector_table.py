@@ -7,7 +7,7 @@ vector id until it is released; slots of deleted vectors remain as tombstones.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,7 +107,7 @@ class VectorTable:
 
     def extend(
         self,
-        keys: Sequence[str],
+        keys: list[str],
         heads: NDArray[np.int64],
         forms: NDArray[np.uint8],
         vectors: NDArray[np.float32] | None,
@@ -120,7 +120,7 @@ class VectorTable:
             self.fix_dimension(vectors.shape[1])
         count = len(self.slots) + len(keys)
         self.ensure_capacity(self.used + len(keys))
-        added = np.fromiter(map(self.slots.add, keys), np.intp, len(keys))
+        added = np.array(self.slots.add_all(keys), np.intp)
         if len(self.slots) != count:
             raise ValueError(f"a vector of namespace {self.namespace!r} occurs twice")
         self.heads[added] = heads
@@ -325,11 +325,7 @@ class VectorTable:
 
 
 def fold_leading(
-    tables: Iterable[VectorTable | None],
-    logged: LoggedBatch,
-    rows: NDArray[np.intp] | None,
-    *,
-    adds: bool,
+    tables: Sequence[VectorTable | None], logged: LoggedBatch, rows: NDArray[np.intp] | None, *, adds: bool
 ) -> tuple[int, int]:
     """Fold the leading rows of a batch that the native core takes, as `fold_row` would; none on the twin.
 
@@ -337,8 +333,7 @@ def fold_leading(
     that change a part of a vector without a slot are taken, and not folded. Returns how many were taken, and
     how many folded.
     """
-    slots = [None if table is None else table.slots for table in tables]
-    return core_mode.core.fold_rows(slots, logged.batch.raw, (logged.offset, logged.lamport), rows, adds)
+    return core_mode.core.fold_rows(tables, logged.batch.raw, (logged.offset, logged.lamport), rows, adds)
 
 
 def state_of(table: VectorTable, slot: int) -> VectorState:

@@ -32,7 +32,7 @@ CALLS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Slots, Any], object]]] 
     "add": (IDS, lambda slots, vector_id: slots.add(vector_id)),
     "add many": (
         st.lists(IDS, max_size=40),
-        lambda slots, vector_ids: [slots.add(vector_id) for vector_id in vector_ids],
+        lambda slots, vector_ids: slots.add_all(vector_ids),
     ),
     "get": (IDS, lambda slots, vector_id: slots.get(vector_id)),
     "item": (IDS, lambda slots, vector_id: slots[vector_id]),

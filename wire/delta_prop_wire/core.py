@@ -150,7 +150,7 @@ class Core:
 
     def fold_rows(
         self,
-        tables: list[Any],
+        tables: Sequence[Any],
         raw: bytes | memoryview,
         place: tuple[int, int],
         rows: NDArray[np.intp] | None,
@@ -158,9 +158,9 @@ class Core:
     ) -> tuple[int, int]:
         """Fold leading rows of a body; return how many were taken, and how many of these were folded.
 
-        `tables`: for each of the body's namespaces, its slots, or None. `place`: offset and Lamport number of
-        the first row. `rows`: the rows to fold; None for all. `adds`: new vectors get slots; else rows that
-        change a part of a vector without a slot are skipped.
+        `tables`: for each of the body's namespaces, an object with its `slots`, or None. `place`: offset and
+        Lamport number of the first row. `rows`: the rows to fold; None for all. `adds`: new vectors get
+        slots; else rows that change a part of a vector without a slot are skipped.
 
         A row is not taken if it is rare, is not newer than its vector's head, or has no effect.
         """

@@ -4,6 +4,7 @@ use std::collections::hash_map::RandomState;
 
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
@@ -103,6 +104,10 @@ impl Slots {
         }
     }
 
+    fn add_all(&mut self, vector_ids: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
+        vector_ids.iter().map(|vector_id| self.add(vector_id.downcast::<PyString>()?.to_str()?)).collect()
+    }
+
     fn remove(&mut self, slot: u32) -> PyResult<()> {
         let Some(name) = self.names.get(slot) else {
             return Err(PyKeyError::new_err(slot));
@@ -123,7 +128,7 @@ impl Slots {
 
 /// Fold the leading rows of a batch; return how many were taken, and how many of these were folded.
 ///
-/// `tables`: for each name in the batch's table of namespaces, its slots, or None. `place`: offset and Lamport number
+/// `tables`: for each name in the batch's table of namespaces, an object with its `slots`, or None. `place`: offset and Lamport number
 /// of the first row. `chosen`: the rows to fold, ascending; None for all. `adds`: a vector without a slot gets one;
 /// else its row is skipped if it changes a part.
 #[pyfunction]
@@ -149,7 +154,8 @@ pub fn fold_rows(
         let (mut taken, mut folded) = (0, 0);
         while let Some(namespace) = rows.peek().map(|row| row.namespace) {
             let Ok(table) = tables.get_item(namespace) else { break };
-            let mut slots = table.downcast::<Slots>().ok().and_then(|slots| slots.try_borrow_mut().ok());
+            let slots = if table.is_none() { table } else { table.getattr(intern!(py, "slots"))? };
+            let mut slots = slots.downcast::<Slots>().ok().and_then(|slots| slots.try_borrow_mut().ok());
             let mut table = Table { names: None, columns: None, adds };
             let mut extras = None;
             if let Some(Slots { names, hashes, columns }) = slots.as_deref_mut() {
