@@ -293,3 +293,16 @@ def test_forwarded_rows_and_all_later_ones_are_in_chains() -> None:
     chain: Any = resident.chains.get(("default", "v1"))
     assert len(chain.entries) == 2
     assert resident.statistics().folded == log.next_offset
+
+
+@needs_native_core
+@pytest.mark.parametrize(("lamport", "offset", "taken"), [(1, 0, 1), (2, 0, 0), (1, 1, 0), (9, -1, 0)])
+def test_rows_not_newer_than_the_head_are_left(lamport: int, offset: int, taken: int) -> None:
+    """The row has offset 1 and Lamport number 2; another log may have had lower offsets."""
+    with core_mode.switched("native"):
+        table, log = VectorTable("default"), FakeLog()
+        table.set_vector(table.slot_of("a"), np.ones(2, np.float32))
+        table.set_head(0, lamport, 7, 1, offset)
+        log.append(Delta("b", create([1, 2])))
+        logged = log.append(Delta("a", scale(2)))
+        assert fold_leading([table], logged, None, adds=True) == (taken, taken)
