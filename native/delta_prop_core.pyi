@@ -29,14 +29,24 @@ def log_run(
 def unpack_logged_head(
     raw: Buffer,
 ) -> tuple[int, int, tuple[int, int, int, int, int, int], tuple[int, int, int, int, int]] | None: ...
-def pack_keys(keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None: ...
-def encode_columns(
-    header: tuple[int, ...],
-    packed: tuple[bytes, bytes],
-    namespace: str,
-    width: int,
-    values: Sequence[Buffer],
-    indices: Sequence[Buffer] | None,
+
+class PackedRows:
+    key: tuple[int, str, int]
+    size: int
+
+def pack_row(
+    vector_id: object,
+    namespace: object,
+    kind: object,
+    values: bytes | None,
+    indices: bytes | None,
+    data: object,
+) -> PackedRows | None: ...
+def pack_columns(
+    keys: object, matrix: object, indices: object, namespace: object, kind: object
+) -> PackedRows | None: ...
+def encode_rows(
+    rows: Sequence[PackedRows], header: tuple[int, int, int, int, int], clock: bytes
 ) -> Batch | None: ...
 
 def fold_rows(

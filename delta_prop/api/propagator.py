@@ -44,13 +44,7 @@ from delta_prop.delivery.redelivery import ReplayResult
 from delta_prop.delivery.sink_manager import AttachOptions, OnLogFull, ResetPosition, SinkManager
 from delta_prop.delivery.sink_opening import Start
 from delta_prop.delivery.subscription import Subscription
-from delta_prop.partition.core.coalesced_draft import (
-    can_coalesce,
-    can_share_batch,
-    draft_from_arrays,
-    draft_from_columns,
-)
-from delta_prop.partition.ingest.work import Draft, MatrixDraft
+from delta_prop.partition.core.coalesced_draft import can_share_batch, draft_from_columns
 from delta_prop.partition.outcome_query import find_outcome, wait_running, wait_settled
 from delta_prop.partition.partition import Partition
 from delta_prop.platform.ports import World
@@ -375,11 +369,13 @@ class Propagator:
         """
         self._lifecycle.check()
         publisher = self._publisher
-        draft = publisher.make_draft(deltas, after, ack_level)
-        if len(deltas) == 1 and not after and can_share_batch(deltas[0]):
-            publisher.accumulator.offer(draft)
-            return draft.receipt
-        return publisher.send(draft)
+        draft = publisher.pack_call(deltas, after, ack_level)
+        if draft is None:
+            draft = publisher.make_draft(deltas, after, ack_level)
+            if len(deltas) != 1 or after or not can_share_batch(deltas[0]):
+                return publisher.send(draft)
+        publisher.accumulator.offer(draft)
+        return draft.receipt
 
     async def publish(
         self,
@@ -402,17 +398,15 @@ class Propagator:
         if timeout_s is not None:
             check_timeout(timeout_s)
         publisher = self._publisher
-
-        def make_draft() -> Draft:
-            return publisher.make_draft(deltas, after, ack_level)
-
-        if len(deltas) == 1 and not after and can_coalesce(deltas[0]):
-            call = Draft(deltas, Receipt(), deltas[0].priority, publisher.resolve_level(ack_level))
-            return await publisher.publish_call(call, make_draft, timeout_s)
+        call = publisher.pack_call(deltas, after, ack_level)
+        if call is not None:
+            return await publisher.publish_call(call, timeout_s)
         if any(map(is_transform, deltas)):
             return await self._publish_transform(deltas, after, ack_level, timeout_s)
         priority = deltas[0].priority if deltas else Priority.NORMAL
-        return await publisher.offer_until_done(make_draft, priority, timeout_s)
+        return await publisher.offer_until_done(
+            lambda: publisher.make_draft(deltas, after, ack_level), priority, timeout_s
+        )
 
     async def publish_many(
         self,
@@ -438,16 +432,10 @@ class Propagator:
         level = self._publisher.resolve_level(ack_level)
         if kind is None:
             kind = Kind.CREATE if indices is None else Kind.SPARSE
-
-        def make_draft() -> MatrixDraft:
-            return draft_from_columns(
-                ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
-            )
-
-        call = draft_from_arrays(
+        call = draft_from_columns(
             ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
         )
-        return await self._publisher.publish_call(call or make_draft(), make_draft, timeout_s)
+        return await self._publisher.publish_call(call, timeout_s)
 
     def producer(
         self, name: str, *, ack_level: AckLevel | str | None = None, source: Source = Source.LOCAL

@@ -10,34 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 import anyio.lowlevel
 
-from delta_prop.calls.argument_checks import (
-    Dependency,
-    with_parents,
-)
+from delta_prop.calls.argument_checks import Dependency, with_parents
 from delta_prop.calls.receipt import OfferState, PublishAck, Receipt
 from delta_prop.calls.refusals import timed_out
 from delta_prop.partition.admission_queue import can_wait_out
-from delta_prop.partition.core.coalesced_draft import (
-    ROWS_MAX,
-    BatchKey,
-    Call,
-    batch_key,
-    check_call,
-    coalesce,
-    group_calls,
-)
+from delta_prop.partition.core.coalesced_draft import ROWS_MAX, Call, CoalescedDraft, group_calls
 from delta_prop.partition.ingest.work import Draft, MatrixDraft
 from delta_prop.partition.order.orphans import check_and_note
 from delta_prop.platform.one_shot import OneShot, one_shot_factory
 from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop_wire.bounds import check_ack_level
-from delta_prop_wire.delta import AckLevel, Delta, Priority
+from delta_prop_wire.core import core_mode
+from delta_prop_wire.delta import AckLevel, Delta, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -55,6 +46,7 @@ _YIELD_S = 0.0005
 SINGLE_CALLER_S = 0.002
 """Seconds for which calls are sent at once after a tick with a single caller, however close together."""
 _NO_RECEIPT = Receipt()
+_ACKNOWLEDGED = OfferState.ACKNOWLEDGED
 
 
 class Publisher:
@@ -110,24 +102,44 @@ class Publisher:
         self.accumulator.send()
         return self._partition.pipeline.offer(draft, self.now())
 
-    async def publish_call(
-        self, call: Call, make_draft: Callable[[], Call], timeout_s: float | None
-    ) -> PublishAck:
-        """Publish a call of numbers only, coalesced or at once; then wait as `offer_until_done` does."""
-        if self._partition.admission_queue.has_waiters(call.priority):
-            return await self.offer_until_done(make_draft, call.priority, timeout_s)
-        receipt, accumulator, now = call.receipt, self.accumulator, self.now()
+    def pack_call(
+        self, deltas: Sequence[Delta], after: Sequence[AfterItem], ack_level: AckLevel | str | None
+    ) -> Draft | None:
+        """Return the call of a single delta that the core packs, and so has checked."""
+        if len(deltas) != 1 or after:
+            return None
+        packed = core_mode.core.pack_delta(deltas[0])
+        if packed is None:
+            return None
+        level = ack_level if type(ack_level) is AckLevel else self.resolve_level(ack_level)
+        return Draft(deltas, Receipt(), deltas[0].priority, level, Source.LOCAL, (), packed)
+
+    async def publish_call(self, call: Call, timeout_s: float | None) -> PublishAck:
+        """Publish a checked call, coalesced or at once; then wait as `offer_until_done` does."""
+        receipt, accumulator = call.receipt, self.accumulator
+
+        def renew() -> Call:
+            return replace(call, receipt=Receipt())
+
+        queue = self._partition.admission_queue
+        if queue.waiter_count and queue.has_waiters(call.priority):
+            return await self.offer_until_done(renew, call.priority, timeout_s)
         accumulator.caller_count += 1
         try:
-            if accumulator.should_wait(now):
-                await receipt.wait_for(accumulator.add(call))
+            if accumulator.caller_count > 1 or accumulator.should_wait():
+                try:
+                    await accumulator.add(call)
+                except anyio.get_cancelled_exc_class():
+                    if accumulator.withdraw(call) or await receipt.is_cancelled():
+                        raise
             else:
+                now = self.now()
                 accumulator.send_now(call, now)
                 if now - accumulator.tick_began >= _YIELD_S:
                     await anyio.lowlevel.cancel_shielded_checkpoint()  # see `_yield_to_sinks`
-            if receipt.state is OfferState.ACKNOWLEDGED:
+            if receipt.state is _ACKNOWLEDGED:
                 return receipt.result()
-            return await self.offer_until_done(make_draft, call.priority, timeout_s, receipt)
+            return await self.offer_until_done(renew, call.priority, timeout_s, receipt)
         finally:
             accumulator.caller_count -= 1
 
@@ -208,31 +220,28 @@ class RecordAccumulator:
         """Time of the first call in the latest tick with calls; other tasks have run since its end."""
         self._single_until = -math.inf  # until then, calls are sent at once
 
-    def should_wait(self, now: float) -> bool:
-        """True if a call is to be coalesced, since others wait or have called in this tick."""
-        return self.caller_count > 1 or (self._has_sent and now >= self._single_until)
+    def should_wait(self) -> bool:
+        """True if a single caller's call is to be coalesced, since others have called in this tick."""
+        return self._has_sent and self._now() >= self._single_until
 
     def add(self, call: Call) -> OneShot:
-        """Add a call to the draft; the returned one-shot wakes its caller once it has been sent."""
-        one_shot = self._make_one_shot()
-        self._add(call, one_shot, self._now())
+        """Add a call; the returned one-shot wakes its caller once it has been sent."""
+        if not self._is_scheduled:
+            self._schedule_end_of_tick(self._now())
+        self._calls[call] = one_shot = self._make_one_shot()
         return one_shot
 
     def offer(self, call: Draft) -> None:
         """Send a call whose caller does not wait: the first of a tick at once, the others together."""
-        now = self._now()
         if not self._has_sent:
-            self.send_now(call, now)
+            self.send_now(call, self._now())
             return
-        self._add(call, None, now)
+        if not self._is_scheduled:
+            self._schedule_end_of_tick(self._now())
+        self._calls[call] = None
+        call.receipt.mark_waiting(OfferState.QUEUED, partial(self.withdraw, call))
         if len(self._calls) >= ROWS_MAX:
             self.send()
-
-    def _add(self, call: Call, one_shot: OneShot | None, now: float) -> None:
-        if not self._calls:
-            self._schedule_end_of_tick(now)
-        self._calls[call] = one_shot
-        call.receipt.mark_waiting(OfferState.QUEUED, partial(self._withdraw, call))
 
     async def run(self) -> None:
         """Send at each tick, until cancelled."""
@@ -241,12 +250,11 @@ class RecordAccumulator:
             self._end_tick()
 
     def _schedule_end_of_tick(self, now: float) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled, self.tick_began = True, now
-            if self._call_soon is None:
-                self._wakeup.notify()
-            else:
-                self._call_soon(self._end_tick)
+        self._is_scheduled, self.tick_began = True, now
+        if self._call_soon is None:
+            self._wakeup.notify()
+        else:
+            self._call_soon(self._end_tick)
 
     def _end_tick(self) -> None:
         self._is_scheduled = self._has_sent = False
@@ -258,9 +266,10 @@ class RecordAccumulator:
         """Send a call that need not wait for others."""
         self.send()
         self._has_sent = True
-        self._schedule_end_of_tick(now)
+        if not self._is_scheduled:
+            self._schedule_end_of_tick(now)
         with self._tick_callbacks:
-            self._send_coalesced([call], batch_key(call), now)
+            self._send_coalesced(CoalescedDraft([call], [call.count], call.size), now)
             self._tick_callbacks.flush_now()
 
     def send(self) -> None:
@@ -270,35 +279,26 @@ class RecordAccumulator:
             return
         now = self._now()
         with self._tick_callbacks:
-            for group, key in group_calls(calls):
-                self._send_coalesced(group, key, now)
+            for draft in group_calls(calls):
+                self._send_coalesced(draft, now)
             self._tick_callbacks.flush_now()
         for one_shot in calls.values():
             if one_shot is not None and not one_shot.done():
                 one_shot.set_result(None)
 
-    def _send_coalesced(self, calls: Sequence[Call], key: BatchKey | None, now: float) -> None:
-        """Send calls as one draft; if refused, halve it, so that an invalid call separates few others."""
+    def _send_coalesced(self, draft: CoalescedDraft, now: float) -> None:
+        """Send a draft; if refused, halve it, so that a refused call separates few others."""
         pipeline = self._pipeline
-        if pipeline.offer_coalesced(coalesce(calls, key), now):
+        if pipeline.offer_coalesced(draft, now):
             return
-        if len(calls) > 1 and pipeline.can_take_coalesced:
-            middle = len(calls) // 2
-            self._send_coalesced(calls[:middle], key, now)
-            self._send_coalesced(calls[middle:], key, now)
+        if not draft.is_single and pipeline.can_take_coalesced:
+            for half in draft.halves():
+                self._send_coalesced(half, now)
         else:
-            for call in calls:
-                self._send_single(call, now)
+            for call in draft.calls:
+                pipeline.offer(call, now)
 
-    def _send_single(self, call: Call, now: float) -> None:
-        try:
-            check_call(call)
-        except Refused as refusal:
-            call.receipt.refuse(refusal)
-            return
-        self._pipeline.offer(call, now)
-
-    def _withdraw(self, call: Call) -> bool:
+    def withdraw(self, call: Call) -> bool:
         """Remove a call that was not sent yet, which then has no effect."""
         if call not in self._calls:
             return False

@@ -24,6 +24,10 @@ class RowAck(NamedTuple):
     duplicate: bool
 
 
+_NO_DUPLICATES: Mapping[int, int | None] = {}
+_new_dot = tuple.__new__  # as `Dot(…)`, in half the time
+
+
 @dataclass(slots=True)
 class PublishAck:
     """Acknowledgement of the rows of one publish. Never changed once it is created.
@@ -57,6 +61,18 @@ class PublishAck:
         if self.count == 1 or offset is None or dot is None:
             return self
         return PublishAck(offset + row, Dot(dot.origin, dot.counter + row), 1, self.level, self.duplicates)
+
+    def split(self, counts: Sequence[int]) -> list[PublishAck]:
+        """Return the acknowledgement of each call of a publish without duplicates; `counts`: their rows."""
+        offset, dot, level, acks = self.offset, self.dot, self.level, list[PublishAck]()
+        assert offset is not None
+        assert dot is not None
+        origin, counter = dot
+        for count in counts:
+            acks.append(PublishAck(offset, _new_dot(Dot, (origin, counter)), count, level, _NO_DUPLICATES))
+            offset += count
+            counter += count
+        return acks
 
     @property
     def duplicate(self) -> bool:

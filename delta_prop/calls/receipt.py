@@ -14,7 +14,7 @@ from delta_prop.calls.outcomes import OfferState, PublishAck
 from delta_prop.calls.refusals import first_copy_removed
 from delta_prop_wire.errors import Refused, UsageError
 
-__all__ = ["OfferState", "PublishAck", "Receipt"]
+__all__ = ["OfferState", "PublishAck", "Receipt", "ReceiptGroup"]
 
 _OPEN = (
     OfferState.QUEUED,
@@ -87,16 +87,19 @@ class Receipt:
         try:
             await awaitable
         except anyio.get_cancelled_exc_class():
-            # An appended delta cannot be withdrawn, but its outcome is known in a moment.
-            if self.state is OfferState.APPENDED:
-                self._event = self._event or anyio.Event()
-                with anyio.CancelScope(shield=True), anyio.move_on_after(_COMMIT_WAIT_S_MAX):
-                    await self._event.wait()
-            # If it was acknowledged in the very tick of the cancellation, the acknowledgement is returned: a
-            # cancelled scope cancels again at the next await. A task cancelled past anyio would not, so it
-            # raises.
-            if self.withdraw() or not (self.done and anyio.current_effective_deadline() == -math.inf):
+            if await self.is_cancelled():
                 raise
+
+    async def is_cancelled(self) -> bool:
+        """Return True if a cancelled caller is to end by its cancellation, and not by the outcome."""
+        # An appended delta cannot be withdrawn, but its outcome is known in a moment.
+        if self.state is OfferState.APPENDED:
+            self._event = self._event or anyio.Event()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_COMMIT_WAIT_S_MAX):
+                await self._event.wait()
+        # If it was acknowledged in the very tick of the cancellation, the acknowledgement is returned: a
+        # cancelled scope cancels again at the next await. A task cancelled past anyio would not, so it ends.
+        return self.withdraw() or not (self.done and anyio.current_effective_deadline() == -math.inf)
 
     def __await__(self) -> Generator[object, None, PublishAck]:
         return self.wait().__await__()
@@ -174,3 +177,46 @@ class Receipt:
             callbacks, self._callbacks = self._callbacks, None
             for then in callbacks:
                 then(self)
+
+
+class ReceiptGroup(Receipt):
+    """Receipt of a batch of several calls, which passes each outcome on to the receipts of its calls."""
+
+    __slots__ = ("_acks", "_counts", "_receipts")
+
+    def __init__(self, receipts: Sequence[Receipt], counts: Sequence[int]) -> None:
+        """`counts`: the number of rows of each call."""
+        super().__init__()
+        self._receipts, self._counts = receipts, counts
+        self._acks: list[PublishAck] | None = None
+
+    def mark_appended(self, place: PublishAck | None = None) -> None:
+        super().mark_appended(place)
+        if place is not None:
+            self._acks = place.split(self._counts)
+            for receipt, ack in zip(self._receipts, self._acks, strict=True):
+                if receipt.state in _OPEN:
+                    receipt.state, receipt._place = OfferState.APPENDED, ack
+                    receipt.item = receipt._withdraw = None
+
+    def mark_in_doubt(self) -> None:
+        super().mark_in_doubt()
+        for receipt in self._receipts:
+            receipt.mark_in_doubt()
+
+    def _acknowledge(self, published: PublishAck) -> None:
+        super()._acknowledge(published)
+        acks = self._acks or published.split(self._counts)
+        for receipt, ack in zip(self._receipts, acks, strict=True):
+            if receipt.state in _OPEN:
+                receipt.state, receipt._outcome = OfferState.ACKNOWLEDGED, ack
+                receipt.item = receipt._withdraw = None
+                if receipt._event is not None or receipt._callbacks is not None:
+                    receipt._finish()
+
+    def refuse(self, refusal: Refused) -> None:
+        """Refuse each call, if it is appended; otherwise report nothing, since each call is retried alone."""
+        super().refuse(refusal)
+        for receipt in self._receipts if self._acks is not None else ():
+            if receipt.state in _OPEN:
+                receipt.refuse(refusal)

@@ -38,22 +38,23 @@ class AdmissionQueue:
     """Serves callers in arrival order within a priority. The delta of a cancelled caller is not sent."""
 
     def __init__(self) -> None:
-        self._waiter_count = 0
+        self.waiter_count = 0
+        """Number of callers that wait."""
         self._locks = tuple(anyio.Lock() for _ in Priority)
         self._progress_event = anyio.Event()
 
     def has_waiters(self, priority: Priority) -> bool:
         """True if a caller at least as urgent is queued, so that a new one has to queue after it."""
-        return self._waiter_count > 0 and any(lock.locked() for lock in self._locks[: priority + 1])
+        return self.waiter_count > 0 and any(lock.locked() for lock in self._locks[: priority + 1])
 
     async def send_when_admitted(self, send: Callable[[], Receipt], priority: Priority) -> Receipt:
         """Wait for this caller's turn, then call `send` until it is not refused for lack of capacity."""
-        self._waiter_count += 1
+        self.waiter_count += 1
         try:
             async with self._locks[priority]:
                 return await self._send_until_admitted(send, priority)
         finally:
-            self._waiter_count -= 1
+            self.waiter_count -= 1
 
     async def _send_until_admitted(self, send: Callable[[], Receipt], priority: Priority) -> Receipt:
         yield_count = 0
@@ -75,5 +76,5 @@ class AdmissionQueue:
 
     def notify(self) -> None:
         """Wake the first callers, which then retry: capacity may have been freed."""
-        if self._waiter_count:
+        if self.waiter_count:
             self._progress_event.set()

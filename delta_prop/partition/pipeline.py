@@ -51,7 +51,7 @@ from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.validate import common_columns_only
 
 if TYPE_CHECKING:
-    from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
+    from delta_prop.partition.core.coalesced_draft import CoalescedDraft
     from delta_prop.partition.gate import Gate
     from delta_prop.partition.listener import PartitionListener
     from delta_prop.partition.partition import PipelineParts, Ticker
@@ -221,12 +221,11 @@ class Pipeline:
         # A draft may need pending work.
         return self.appender.takes_runs and self.log.is_accepting and not (self.stop_refusal or is_busy)
 
-    def offer_coalesced(self, draft: CoalescedDraft | JoinedDraft, now: float) -> bool:
+    def offer_coalesced(self, draft: CoalescedDraft, now: float) -> bool:
         """Append a draft of one or more calls, with the effect of `offer` for each, in fewer steps. Return
         False, with nothing changed, if it cannot be appended now, or if one of several calls is refused.
         """
-        is_admitted = self.can_take_coalesced and self._gate.admits(draft.count, draft.size, now)
-        if not (is_admitted and draft.has_valid_shape()):
+        if not (self.can_take_coalesced and self._gate.admits(draft.count, draft.size, now)):
             return False
         self._now, self._running = now, True
         try:
@@ -238,7 +237,7 @@ class Pipeline:
             self._wake_ticker()
         return is_done
 
-    def _append_coalesced(self, draft: CoalescedDraft | JoinedDraft) -> bool:
+    def _append_coalesced(self, draft: CoalescedDraft) -> bool:
         try:
             logged = self.appender.append_coalesced(draft, self._own_origins[draft.priority], self._now)
         except Refused as refusal:
@@ -246,8 +245,6 @@ class Pipeline:
                 self._gate.note(draft.count, draft.size, self._now)
                 self.ack_tracker.refuse(draft.receipt, refusal)
             return draft.is_single
-        if logged is None:
-            return False
         self._gate.note(draft.count, draft.size, self._now)
         self._note_run((logged,), draft.receipt)
         return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -81,5 +82,5 @@ def one_shot_factory() -> Callable[[], OneShot]:
     with suppress(RuntimeError):
         # a running loop alone does not prove asyncio: trio may be its guest
         if asyncio.current_task() is not None:
-            return asyncio.get_running_loop().create_future
+            return partial(asyncio.Future, loop=asyncio.get_running_loop())
     return EventOneShot

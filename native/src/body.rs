@@ -3,6 +3,8 @@
 //! A body that `check` returns is valid in each respect. One that it does not return may be valid nevertheless:
 //! `body_checks.py` and `validate.py` then decide, and raise the error.
 
+use std::ops::RangeInclusive;
+
 use crate::spec::{attribute, column, kind, *};
 
 /// Reads two bytes, little-endian.
@@ -251,13 +253,13 @@ impl<'a> Body<'a> {
 
     fn names_are_valid(&self) -> bool {
         let (ends, text) = (self.column(column::KEY_ENDS), self.column(column::KEYS));
-        let is_ascii = text.iter().fold(true, |all, byte| all & (0x20..0x7F).contains(byte));
+        let is_printable = text.iter().fold(true, |all, byte| all & (0x20..0x7F).contains(byte));
         let mut start = 0;
         for end in ends.chunks_exact(4).map(|end| u32_at(end, 0) as usize) {
             if end <= start || end - start > VECTOR_ID_BYTES_MAX || end > text.len() {
                 return false;
             }
-            if !is_ascii && !name_is_valid(&text[start..end], VECTOR_ID_BYTES_MAX) {
+            if !is_printable && !name_is_valid(&text[start..end], VECTOR_ID_BYTES_MAX) {
                 return false;
             }
             start = end;
@@ -274,8 +276,7 @@ impl<'a> Body<'a> {
 
     fn kinds_are_valid(&self) -> bool {
         let mask = self.kinds_mask;
-        // A transform's name and metadata are checked in Python.
-        if mask & (1 << kind::TRANSFORM | 1 << kind::METADATA) != 0 {
+        if mask & kind::GENERAL != 0 {
             return false;
         }
         let dimension_max = if mask & kind::VECTORS != 0 { DIMENSION_MAX } else { 0 };
@@ -328,21 +329,16 @@ impl<'a> Body<'a> {
     }
 
     fn count_is_valid(&self, kind: u8, count: usize) -> bool {
-        match kind {
-            kind::CREATE | kind::DENSE => count == self.dimension as usize,
-            kind::SPARSE | kind::SPARSE_ADD => count <= DELTA_BYTES_MAX as usize / 8,
-            kind::SCALE | kind::OFFSET => count == 1,
-            _ => count == 0,
-        }
+        let is_vector = kind::bit(kind) & kind::VECTORS != 0;
+        numbers_of(kind).is_some_and(|range| range.contains(&count))
+            && (!is_vector || count == self.dimension as usize)
     }
 
     fn blobs_are_valid(&self) -> bool {
         let (ends, total) = (self.column(column::BLOB_ENDS), self.column(column::BLOBS).len());
         let mut start = 0;
         for (row, end) in ends.chunks_exact(4).map(|end| u32_at(end, 0) as usize).enumerate() {
-            let kind = self.kind(row);
-            let bytes_max = if kind < kind::OPAQUE { 0 } else { DELTA_BYTES_MAX as usize };
-            if end < start || end > total || end - start > bytes_max {
+            if end < start || end > total || end - start > bytes_max(self.kind(row)) {
                 return false;
             }
             start = end;
@@ -351,11 +347,31 @@ impl<'a> Body<'a> {
     }
 }
 
+/// How many numbers an operation of a kind has. None for a kind that is checked in Python.
+pub fn numbers_of(kind: u8) -> Option<RangeInclusive<usize>> {
+    match kind {
+        kind::CREATE | kind::DENSE => Some(1..=DIMENSION_MAX as usize),
+        kind::SPARSE | kind::SPARSE_ADD => Some(0..=DELTA_BYTES_MAX as usize / 8),
+        kind::SCALE | kind::OFFSET => Some(1..=1),
+        _ => (kind <= kind::MAX && kind::bit(kind) & kind::GENERAL == 0).then_some(0..=0),
+    }
+}
+
+/// The maximum number of bytes that an operation of a kind has.
+pub fn bytes_max(kind: u8) -> usize {
+    if kind < kind::OPAQUE {
+        0
+    } else {
+        DELTA_BYTES_MAX as usize
+    }
+}
+
 /// True if a name is UTF-8 of 1 to `bytes_max` bytes without control characters.
 pub fn name_is_valid(name: &[u8], bytes_max: usize) -> bool {
     let is_control = |character: char| character < ' ' || ('\u{7f}'..='\u{9f}').contains(&character);
+    let is_printable = name.iter().fold(true, |all, byte| all & (0x20..0x7F).contains(byte));
     (1..=bytes_max).contains(&name.len())
-        && std::str::from_utf8(name).is_ok_and(|text| !text.chars().any(is_control))
+        && (is_printable || std::str::from_utf8(name).is_ok_and(|text| !text.chars().any(is_control)))
 }
 
 /// True if all of these float32 numbers are finite.

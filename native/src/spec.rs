@@ -75,6 +75,8 @@ pub mod attribute {
 
 /// Columns of a body, in the order in which they are stored.
 pub mod column {
+    /// The counters of other origins that changed.
+    pub const CLOCK: usize = 0;
     /// The end of each vector id.
     pub const KEY_ENDS: usize = 1;
     /// The vector ids, end to end.
@@ -162,6 +164,8 @@ pub mod kind {
     pub const FULL: u64 = VECTORS | 1 << OPAQUE;
     /// Kinds that need a living vector.
     pub const PARTIAL: u64 = 1 << SPARSE | 1 << SPARSE_ADD | 1 << SCALE | 1 << OFFSET | 1 << METADATA;
+    /// Kinds whose operand is checked in Python: a transform's name, and metadata.
+    pub const GENERAL: u64 = 1 << TRANSFORM | 1 << METADATA;
     /// Kinds whose numbers have indices.
     pub const SPARSES: u64 = 1 << SPARSE | 1 << SPARSE_ADD;
 }

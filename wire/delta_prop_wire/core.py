@@ -17,13 +17,14 @@ from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
+    from delta_prop_core import PackedRows
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.buffer import ReceiveBuffer
     from delta_prop_wire.credit_window import CreditWindow
-    from delta_prop_wire.delta import KnownIds, Source
+    from delta_prop_wire.delta import Delta, KnownIds, Source
     from delta_prop_wire.stamp import Stamp
 
 VARIABLE = "DELTA_PROP_CORE"
@@ -76,26 +77,20 @@ class Core:
         """True if `validate.validate_batch` would accept a batch; if False, it may accept it nevertheless."""
         return False
 
-    def pack_keys(self, keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None:
-        """Return keys as bytes, end to end, and their ends as a column of u32, to pass to `encode_columns`.
+    def pack_delta(self, delta: Delta) -> PackedRows | None:
+        """Copy and check a delta that has only a name, numbers and bytes, as `validate_delta` does."""
 
-        None also if a key is empty, longer than `bytes_max`, or not printable ASCII.
-        """
+    def pack_columns(
+        self, keys: object, matrix: object, indices: object, namespace: object, kind: object
+    ) -> PackedRows | None:
+        """Copy and check rows of numbers as `encode.encode_vectors` takes them, with a list of keys."""
 
-    def encode_columns(
-        self,
-        header: tuple[int, ...],
-        packed_keys: tuple[bytes, bytes],
-        namespace: str,
-        *,
-        width: int,
-        values: Sequence[Buffer],
-        indices: Sequence[Buffer] | None,
+    def encode_rows(
+        self, rows: Sequence[PackedRows], header: tuple[int, int, int, int, int], clock: bytes
     ) -> Batch | None:
-        """Encode rows of `width` numbers each, as `encode.encode_columns` does without clock and ids.
+        """Encode rows as `encode.encode_batch` does; None if they are too large, or have invalid counters.
 
-        `header`: the fields of the body's header from the attributes to the mask of kinds. `packed_keys`: as
-        `encode.pack_texts` returns them.
+        `header`: attributes, origin, epoch, base and hybrid time. `clock`: the column of its entries.
         """
 
     def pack_logged_head(

@@ -47,8 +47,8 @@ from delta_prop_wire.spec import (
 )
 
 if TYPE_CHECKING:
+    from delta_prop_core import PackedRows
     from numpy.typing import NDArray
-    from typing_extensions import Buffer
 
 _ATTRIBUTE_OF = {
     Column.IDS: Attribute.IDS,
@@ -91,6 +91,21 @@ def encode_batch(
     count = len(deltas)
     if not 1 <= count <= BATCH_ROWS_MAX:
         raise InvalidDelta("batch", f"{count} deltas; a batch holds 1 to {BATCH_ROWS_MAX}: split it")
+    if counters is None and row_offsets is None and not previous and not parent_positions:
+        packed = [row for row in map(core_mode.core.pack_delta, deltas) if row is not None]
+        if len(packed) == count:
+            batch = encode_rows(
+                packed,
+                origin=origin,
+                base=base,
+                epoch=epoch,
+                clock=clock,
+                ack_level=ack_level,
+                priority=priority,
+                hybrid_time=hybrid_time,
+            )
+            if batch is not None:
+                return batch
     columns, mask, dimension = columns_of(deltas)
     _add_clock(columns, clock)
     _add_ids(columns, deltas)
@@ -161,79 +176,67 @@ def encode_vectors(
 
     With `indices` (same shape, uint32), `matrix` holds the operands of SPARSE or SPARSE_ADD operations.
     """
-    return encode_columns(
-        keys,
-        [np.ascontiguousarray(matrix, "<f4").data],
-        None if indices is None else [np.ascontiguousarray(indices, "<u4").data],
-        width=matrix.shape[1],
-        namespace=namespace,
-        kind=kind,
-        origin=origin,
-        base=base,
-        epoch=epoch,
-        clock=clock,
-        ids=ids,
-        ack_level=ack_level,
-        priority=priority,
-        hybrid_time=hybrid_time,
+    pack = core_mode.core.pack_columns
+    packed = pack([*keys], matrix, indices, namespace, kind) if ids is None else None
+    batch = (
+        None
+        if packed is None
+        else encode_rows(
+            [packed],
+            origin=origin,
+            base=base,
+            epoch=epoch,
+            clock=clock,
+            ack_level=ack_level,
+            priority=priority,
+            hybrid_time=hybrid_time,
+        )
     )
+    if batch is not None:
+        return batch
+    columns: dict[Column, bytes] = {}
+    _add_clock(columns, clock)
+    _add_texts(columns, keys)
+    columns[Column.NAMESPACES] = name_table([namespace])
+    if ids is not None:
+        columns[Column.IDS] = b"".join(ids)
+    if indices is not None:
+        columns[Column.INDICES] = np.ascontiguousarray(indices, "<u4").tobytes()
+    columns[Column.VALUES] = np.ascontiguousarray(matrix, "<f4").tobytes()
+    batch = assemble(
+        columns,
+        attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
+        count=len(keys),
+        origin=origin,
+        epoch=epoch,
+        base=base,
+        hybrid_time=hybrid_time,
+        kinds_mask=1 << kind,
+        dimension=matrix.shape[1] if indices is None else 0,
+    )
+    if set(map(type, keys)) == _TEXT:
+        batch.keys = list(keys)  # saves decoding, and shares the strings of recurring names
+    batch.namespace, batch.namespace_names, batch.values_per_row = namespace, (namespace,), matrix.shape[1]
+    return batch
 
 
-def encode_columns(
-    keys: Sequence[str],
-    values: Sequence[Buffer],
-    indices: Sequence[Buffer] | None,
+def encode_rows(
+    rows: Sequence[PackedRows],
     *,
-    width: int,
-    namespace: str,
-    kind: int,
     origin: int,
     base: int,
     epoch: int = 1,
     clock: Sequence[Dot] = (),
-    ids: Sequence[bytes] | None = None,
-    ack_level: AckLevel = AckLevel.MEMORY,
-    priority: Priority = Priority.NORMAL,
-    hybrid_time: int = 0,
-    packed_keys: tuple[bytes, bytes] | None = None,
-) -> Batch:
-    """Encode rows of `width` numbers each.
-
-    `values` is little-endian float32, end to end; `indices`, uint32, is for sparse kinds; both come in
-    pieces, each copied once. Also sets the decoded columns of the batch. `packed_keys`: the result of
-    `Core.pack_keys` for the keys, if the caller has it.
-    """
+    ack_level: AckLevel,
+    priority: Priority,
+    hybrid_time: int,
+) -> Batch | None:
+    """Encode rows that the core has packed, as `encode_batch` does; None if the core does not."""
     attributes = ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT
-    batch = None
-    if not clock and ids is None:
-        header = attributes, len(keys), origin, epoch, 0, base, hybrid_time, 1 << kind
-        batch = core_mode.core.encode_columns(
-            header, packed_keys or pack_texts(keys), namespace, width=width, values=values, indices=indices
-        )
-    if batch is None:
-        columns: dict[Column, bytes] = {}
-        _add_clock(columns, clock)
-        _add_texts(columns, keys)
-        columns[Column.NAMESPACES] = name_table([namespace])
-        if ids is not None:
-            columns[Column.IDS] = b"".join(ids)
-        if indices is not None:
-            columns[Column.INDICES] = b"".join(indices)
-        columns[Column.VALUES] = b"".join(values)
-        batch = assemble(
-            columns,
-            attributes=attributes,
-            count=len(keys),
-            origin=origin,
-            epoch=epoch,
-            base=base,
-            hybrid_time=hybrid_time,
-            kinds_mask=1 << kind,
-            dimension=width if indices is None else 0,
-        )
-    if set(map(type, keys)) == _TEXT:
-        batch.keys = list(keys)  # saves decoding, and shares the strings of recurring names
-    batch.namespace, batch.namespace_names, batch.values_per_row = namespace, (namespace,), width
+    header = attributes, origin, epoch, base, hybrid_time
+    batch = core_mode.core.encode_rows(rows, header, _pack_clock(clock) if clock else b"")
+    if batch is not None and clock:
+        batch.validated = False  # callers check clocks
     return batch
 
 
@@ -394,9 +397,12 @@ def too_large_error(length: int) -> Refused:
 
 
 def _add_clock(columns: dict[Column, bytes], clock: Iterable[Dot]) -> None:
-    entries = sorted(clock)
-    if entries:
-        columns[Column.CLOCK] = b"".join(CLOCK_ENTRY.pack(*entry) for entry in entries)
+    if packed := _pack_clock(clock):
+        columns[Column.CLOCK] = packed
+
+
+def _pack_clock(clock: Iterable[Dot]) -> bytes:
+    return b"".join(CLOCK_ENTRY.pack(*entry) for entry in sorted(clock))
 
 
 def _add_texts(columns: dict[Column, bytes], texts: Sequence[str]) -> None:

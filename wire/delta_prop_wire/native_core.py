@@ -8,17 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import delta_prop_core as native
+import numpy as np
 
 from delta_prop_wire.buffer import FRAMES_MAX, ReceiveBuffer
 from delta_prop_wire.core import Core, FrameRun, LoggedRun
-from delta_prop_wire.delta import KnownIds, Source
+from delta_prop_wire.delta import Delta, KnownIds, Operation, Priority, Source
 from delta_prop_wire.frames import Credit
 from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES
 from delta_prop_wire.stamp import Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Buffer
 
     from delta_prop_wire.batch import Batch
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 _SOURCES, _KNOWN_IDS = tuple(Source), tuple(KnownIds)
+_ARRAY, _F32, _U32 = np.ndarray, np.dtype("<f4"), np.dtype("<u4")
+_NONE = ()  # there is one empty tuple
+_LOCAL = Source.LOCAL
 _UNBOUNDED = Credit((1 << 63) - 1, (1 << 63) - 1)
 
 
@@ -43,20 +45,38 @@ class NativeCore(Core):
     def batch_is_valid(self, batch: Batch) -> bool:
         return batch.validated or native.body_is_valid(batch.raw)
 
-    def pack_keys(self, keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None:
-        return native.pack_keys(keys, bytes_max)
+    def pack_delta(self, delta: Delta) -> native.PackedRows | None:
+        if type(delta) is not Delta or type(delta.operation) is not Operation:
+            return None
+        if (
+            delta.metadata is not None
+            or delta.id is not None
+            or delta.dot is not None
+            or delta.expect is not None
+            or delta.parents is not _NONE
+            or delta.clock is not _NONE
+            or delta.topics is not _NONE
+            or delta.timestamp != 0
+            or delta.source is not _LOCAL
+            or type(delta.priority) is not Priority
+        ):
+            return None
+        operation = delta.operation
+        values, indices, packed_values, packed_indices = operation.values, operation.indices, None, None
+        if values is not None:
+            if type(values) is not _ARRAY or values.dtype is not _F32 or values.ndim != 1:
+                return None
+            packed_values = values.tobytes()
+        if indices is not None:
+            if type(indices) is not _ARRAY or indices.dtype is not _U32 or indices.ndim != 1:
+                return None
+            packed_indices = indices.tobytes()
+        return native.pack_row(
+            delta.vector_id, delta.namespace, operation.kind, packed_values, packed_indices, operation.data
+        )
 
-    def encode_columns(
-        self,
-        header: tuple[int, ...],
-        packed_keys: tuple[bytes, bytes],
-        namespace: str,
-        *,
-        width: int,
-        values: Sequence[Buffer],
-        indices: Sequence[Buffer] | None,
-    ) -> Batch | None:
-        return native.encode_columns(header, packed_keys, namespace, width, values, indices)
+    pack_columns = staticmethod(native.pack_columns)
+    encode_rows = staticmethod(native.encode_rows)
 
     def take_run(
         self, buffer: ReceiveBuffer, window: CreditWindow, payload_bytes_max: int, sequence_min: int

@@ -27,7 +27,7 @@ from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
+    from delta_prop.partition.core.coalesced_draft import CoalescedDraft
     from delta_prop.partition.ingest.seen_ids import SeenIds
     from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
     from delta_prop.partition.listener import PartitionListener
@@ -116,7 +116,7 @@ class Appender:
 
     @property
     def takes_runs(self) -> bool:
-        """True if `append_run` and `append_coalesced` may take something."""
+        """True if `append_run` may take something."""
         return False
 
     def append_run(
@@ -124,12 +124,6 @@ class Appender:
     ) -> list[LoggedBatch]:
         """Append the first of these batches that need no checks but those of their columns: here none."""
         return []
-
-    def append_coalesced(
-        self, draft: CoalescedDraft | JoinedDraft, origin: int, now: float
-    ) -> LoggedBatch | None:
-        """Append a draft of several calls, if it can be appended as a whole: here never."""
-        return None
 
     def granted_level(self, level: AckLevel) -> AckLevel:
         """Return the ack level that an acknowledgement may state: the requested one, bounded by the log's."""
@@ -427,9 +421,7 @@ class Appender:
 
     # --- clocks
 
-    def _find_clock_changes(
-        self, draft: Draft | MatrixDraft | CoalescedDraft | JoinedDraft, origin: int
-    ) -> list[Dot]:
+    def _find_clock_changes(self, draft: Draft | MatrixDraft | CoalescedDraft, origin: int) -> list[Dot]:
         """Return the clock entries to write: those of the draft's clock, and the heads of its vectors, that
         its origin has not written yet.
         """

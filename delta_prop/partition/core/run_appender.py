@@ -16,7 +16,7 @@ from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Source
 
 if TYPE_CHECKING:
-    from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
+    from delta_prop.partition.core.coalesced_draft import CoalescedDraft
 
 
 class RunAppender(Appender):
@@ -54,29 +54,22 @@ class RunAppender(Appender):
         self.counters.accepted += last.next_offset - first.offset
         return logged_batches
 
-    def append_coalesced(
-        self, draft: CoalescedDraft | JoinedDraft, origin: int, now: float
-    ) -> LoggedBatch | None:
+    def append_coalesced(self, draft: CoalescedDraft, origin: int, now: float) -> LoggedBatch:
         """Append a draft that names no ids and no parents, so that it holds no duplicates.
 
-        Return None if its numbers are invalid. Raises Refused; in either case nothing has changed.
+        Raises Refused; then nothing has changed.
         """
-        vectors, clock = self.vectors, self._find_clock_changes(draft, origin)
-        hybrid_time_before = self._hybrid_time
+        clock = self._find_clock_changes(draft, origin)
         batch = draft.encode(
             origin=origin,
             base=self._watermarks.get(origin, 0) + 1,
             clock=clock,
             hybrid_time=self._next_hybrid_time(),
         )
-        if not draft.is_valid(batch):
-            self._hybrid_time = hybrid_time_before
-            return None
-        vectors.check(batch, self._load_head)
-        logged = self.log.append(batch, lamport=self.lamport + 1, source=Source.LOCAL)
-        self.lamport += batch.count
-        self.counters.accepted += batch.count
-        self._origins.note_appended(self._require_state(batch), batch, logged.offset, now)
-        self._clocks.note_appended(origin, clock)
-        vectors.note_appended(batch, Source.LOCAL)
+        appended = self.append_run([batch], self._require_state(batch), Source.LOCAL, now)
+        if appended:
+            return appended[0]
+        self.vectors.check(batch, self._load_head)
+        logged = self._append(batch, None, Source.LOCAL)
+        self._note_appended(logged, now)
         return logged

@@ -18,6 +18,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import PARENTS_PER_DELTA_MAX
 
 if TYPE_CHECKING:
+    from delta_prop_core import PackedRows
     from numpy.typing import NDArray
 
     from delta_prop.calls.receipt import Receipt
@@ -94,6 +95,7 @@ class Draft:
     ack_level: AckLevel
     source: Source = Source.LOCAL
     after: tuple[Receipt, ...] = ()  # receipts of work that must come before
+    packed: PackedRows | None = None  # the one delta as the core packs it, if it does
     is_forwarded: ClassVar[bool] = False
 
     @property
@@ -104,6 +106,8 @@ class Draft:
     @property
     def size(self) -> int:
         """Approximate size in bytes."""
+        if self.packed is not None:
+            return DELTA_OVERHEAD_BYTES + self.packed.size
         return sum(map(delta_bytes, self.deltas))
 
     @property
@@ -158,7 +162,7 @@ class Draft:
 class MatrixDraft:
     """Whole vectors, or parts of vectors (with `indices`), as columns, so without an object for each row.
 
-    `is_checked`: True if the values are validated, too, and not only the shape of the columns.
+    `packed`: the rows as the core packs them, if it does.
     """
 
     keys: Sequence[str]
@@ -172,7 +176,7 @@ class MatrixDraft:
     after: tuple[Receipt, ...] = ()
     ids: list[bytes] | None = None
     indices: NDArray[np.uint32] | None = None
-    is_checked: bool = True
+    packed: PackedRows | None = None
     is_forwarded: ClassVar[bool] = False
     clock: ClassVar[frozenset[Dot]] = frozenset()
 

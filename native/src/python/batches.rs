@@ -49,11 +49,11 @@ const KEY_COLUMNS: u64 = column::REQUIRED;
 const NUMBER_COLUMNS: u64 = 1 << column::INDICES | 1 << column::VALUES;
 const BLOB_COLUMNS: u64 = 1 << column::BLOB_ENDS | 1 << column::BLOBS;
 
-/// Returns the Batch of a body. `highest_index`: as `Body::check` returns it; None if the body may be invalid.
+/// Returns the Batch of a valid body. `highest_index`: as `Body::check` returns it.
 pub fn make_batch<'py>(
     raw: &Bound<'py, PyAny>,
     body: &Body<'_>,
-    highest_index: Option<i64>,
+    highest_index: i64,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = raw.py();
     let python = Python::get(py)?;
@@ -92,10 +92,8 @@ pub fn make_batch<'py>(
         }
         batch.setattr(intern!(py, "namespace_names"), names)?;
     }
-    if let Some(highest_index) = highest_index {
-        batch.setattr(intern!(py, "validated"), true)?;
-        batch.setattr(intern!(py, "highest_index"), highest_index)?;
-    }
+    batch.setattr(intern!(py, "validated"), true)?;
+    batch.setattr(intern!(py, "highest_index"), highest_index)?;
     batch.setattr(intern!(py, "values_per_row"), body.values_per_row())?;
     Ok(batch)
 }

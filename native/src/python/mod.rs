@@ -24,7 +24,7 @@ const BOUNDARY: u32 = 1;
 #[pyfunction]
 fn parse_batch<'py>(raw: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     with_bytes(raw, |bytes| match Body::check(bytes) {
-        Some((body, highest)) => batches::make_batch(raw, &body, Some(highest)).map(Some),
+        Some((body, highest)) => batches::make_batch(raw, &body, highest).map(Some),
         None => Ok(None),
     })
 }
@@ -73,7 +73,7 @@ fn take_run<'py>(
             py.allow_threads(|| taker.take(&head, bytes))
         };
         match taken {
-            Ok((body, highest)) => batches.append(batches::make_batch(raw.as_any(), &body, Some(highest))?)?,
+            Ok((body, highest)) => batches.append(batches::make_batch(raw.as_any(), &body, highest)?)?,
             Err(reason) => {
                 end = reason;
                 break;
@@ -137,9 +137,11 @@ pub fn delta_prop_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(pack_logged_head, module)?)?;
     module.add_function(wrap_pyfunction!(unpack_logged_head, module)?)?;
     module.add_function(wrap_pyfunction!(batches::log_run, module)?)?;
-    module.add_function(wrap_pyfunction!(encode::pack_keys, module)?)?;
-    module.add_function(wrap_pyfunction!(encode::encode_columns, module)?)?;
     module.add_function(wrap_pyfunction!(slots::fold_rows, module)?)?;
     module.add_class::<slots::Slots>()?;
+    module.add_function(wrap_pyfunction!(encode::pack_row, module)?)?;
+    module.add_function(wrap_pyfunction!(encode::pack_columns, module)?)?;
+    module.add_function(wrap_pyfunction!(encode::encode_rows, module)?)?;
+    module.add_class::<encode::PackedRows>()?;
     module.add_class::<vectors::Heads>()
 }

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delta_prop.calls.receipt import PublishAck, Receipt
-from delta_prop.partition.core.coalesced_draft import ROWS_MAX, batch_key, can_coalesce, group_calls
+from delta_prop.partition.core.coalesced_draft import ROWS_MAX, draft_from_columns, group_calls
 from delta_prop.partition.ingest.work import Draft, MatrixDraft
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CacheSink
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, create, scale, sparse, sparse_add
+from delta_prop_wire.delta import AckLevel, Delta, Kind, Priority, create, scale, sparse, sparse_add
 from delta_prop_wire.errors import Refused
+from tests.native_core import needs_native_core
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,55 +154,41 @@ def test_accumulated_calls_are_sent_before_close() -> None:
     assert all(isinstance(result, PublishAck) for result in run_propagator(main))
 
 
-@pytest.mark.parametrize(
-    ("fields", "coalesces"),
-    [
-        ({}, True),
-        ({"namespace": "n", "priority": Priority.HIGH}, True),
-        ({"id": b"i" * 16}, False),
-        ({"dot": Dot(1, 1)}, False),
-        ({"expect": Dot(1, 1)}, False),
-        ({"parents": (b"p" * 16,)}, False),
-        ({"clock": (Dot(1, 1),)}, False),
-        ({"topics": ("t",)}, False),
-        ({"timestamp": 1}, False),
-        ({"metadata": {}}, False),
-        ({"source": 1}, False),
-        ({"operation": scale(2.0)}, False),
-    ],
-)
-def test_only_deltas_without_extra_fields_coalesce(fields: dict[str, Any], coalesces: bool) -> None:
-    assert can_coalesce(Delta(**({"vector_id": "a", "operation": create([1.0])} | fields))) is coalesces
+def columns_call(count: int, width: int, priority: Priority = Priority.NORMAL) -> MatrixDraft:
+    return draft_from_columns(
+        ["k"] * count, np.zeros((count, width), np.float32), None,
+        namespace="n", kind=Kind.DENSE, priority=priority, ack_level=AckLevel.LOGGED,
+    )  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.integers(1, 600), st.booleans(), st.integers(0, 1)), max_size=20))
-def test_call_groups_keep_order_batch_key_and_limits(call_parameters: list[tuple[int, bool, int]]) -> None:
+@needs_native_core
+@given(st.lists(st.tuples(st.integers(1, 600), st.integers(1, 2), st.integers(0, 1)), max_size=20))
+def test_call_groups_keep_order_key_and_limits(call_parameters: list[tuple[int, int, int]]) -> None:
     calls: list[Draft | MatrixDraft] = [
-        MatrixDraft(
-            ["k"] * count, np.zeros((count, 1 + wide), np.float32), "n", Kind.DENSE, Receipt(),
-            Priority(lane), AckLevel.LOGGED,
-        )
-        for count, wide, lane in call_parameters
-    ]  # fmt: skip
-    groups = [group for group, _ in group_calls(calls)]
+        columns_call(count, width, Priority(lane)) for count, width, lane in call_parameters
+    ]
+    groups = [draft.calls for draft in group_calls(calls)]
     assert [call for group in groups for call in group] == calls
     for group in groups:
         assert len({(call.matrix.shape[1], call.priority) for call in group}) == 1  # type: ignore[union-attr]
         assert len(group) == 1 or sum(call.count for call in group) <= ROWS_MAX
+    for before, after in pairwise(groups):  # no group could have taken the next call
+        first = after[0]
+        assert (
+            (first.matrix.shape[1], first.priority) != (before[0].matrix.shape[1], before[0].priority)  # type: ignore[union-attr]
+            or sum(call.count for call in before) + first.count > ROWS_MAX
+            or sum(call.size for call in before) + first.size > 1 << 20
+        )
 
 
-def test_matrix_call_does_not_join_single_deltas_of_several_kinds() -> None:
+def test_columns_do_not_join_single_deltas() -> None:
     singles: list[Draft | MatrixDraft] = [
-        Draft([delta], Receipt(), Priority.NORMAL, AckLevel.MEMORY)
+        Draft([delta], Receipt(), Priority.NORMAL, AckLevel.LOGGED)
         for delta in (Delta("a", sparse([0], [1])), Delta("a", create([1.0, 2.0, 3.0])))
     ]
-    matrix = MatrixDraft(
-        ["a"], np.ones((1, 3), np.float32), "default", Kind.CREATE, Receipt(),
-        Priority.NORMAL, AckLevel.MEMORY,
-    )  # fmt: skip
-    key = batch_key(matrix)
-    assert list(group_calls([*singles, matrix])) == [(singles, None), ([matrix], key)]
-    assert list(group_calls([singles[1], matrix])) == [([singles[1], matrix], key)]
+    columns = columns_call(2, 3)
+    assert [draft.calls for draft in group_calls([*singles, columns])] == [singles, [columns]]
+    assert [draft.count for draft in group_calls([*singles, columns])] == [2, 2]
 
 
 @settings(max_examples=30, deadline=None)

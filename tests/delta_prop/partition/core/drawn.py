@@ -285,6 +285,7 @@ DRAFT_FIELDS: Fields = {
     "ack_level": st.sampled_from([AckLevel.MEMORY] * 6 + [AckLevel.LOGGED, AckLevel.DURABLE]),
     "source": st.just(Source.LOCAL),
     "after": st.just(()),
+    "packed": st.none(),  # the core packs a call before it is offered
 }
 MATRIX_FIELDS: Fields = {
     "keys": st.lists(NAMES, min_size=1, max_size=4) | st.lists(ODD_NAMES, min_size=1, max_size=4),
@@ -300,7 +301,7 @@ MATRIX_FIELDS: Fields = {
     "after": st.just(()),
     "ids": st.none(),  # only a job has ids; it offers its columns as frames
     "indices": st.lists(st.sampled_from([0, 1, 1, 2, 65536]), min_size=12, max_size=12),  # for sparse kinds
-    "is_checked": st.booleans(),
+    "packed": st.none(),
 }
 
 DRAWN: dict[Any, Fields] = {

@@ -15,8 +15,9 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from delta_prop.api.publishing import RecordAccumulator
+from delta_prop.calls.argument_checks import check_deltas
 from delta_prop.calls.receipt import Receipt
-from delta_prop.partition.core.coalesced_draft import can_share_batch, draft_from_arrays
+from delta_prop.partition.core.coalesced_draft import can_share_batch, draft_from_columns
 from delta_prop.partition.ingest.work import Draft, MatrixDraft, Sender, SequencedBatch
 from delta_prop.platform.tick_callbacks import TickCallbacks
 from delta_prop_wire.batch import Batch, LoggedBatch
@@ -26,7 +27,7 @@ from delta_prop_wire.connection import Connection
 from delta_prop_wire.control import pack_control, unpack_control
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import AckLevel, Delta, Kind, Operation, Priority
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority
 from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
 from delta_prop_wire.errors import DeltaPropError, ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, Hello, Subscribe, Welcome
@@ -224,6 +225,15 @@ def test_opaque_deltas_are_encoded_equally(rows: list[Delta], header: Any) -> No
     expected, batch = encode_batch(rows, **header), encode_opaque(rows, **header)
     assert (batch is None) == any(row.timestamp for row in rows)
     assert batch is None or view(batch) == view(expected)
+
+
+@given(delta_lists(), HEADER, st.sampled_from([(), (Dot(7, 3),)]))
+def test_deltas_are_encoded_equally(rows: list[Delta], header: Any, clock: Any) -> None:
+    with core_mode.switched("python"):
+        expected = view(encode_batch(rows, clock=clock, **header))
+    batch = encode_batch(rows, clock=clock, **header)
+    assert view(batch) == expected
+    assert not batch.validated or parse_batch(batch.raw).validated or batch.dimension == 0
 
 
 @given(st.fixed_dictionaries(MATRIX_FIELDS), HEADER)
@@ -507,21 +517,27 @@ def matrix_draft(fields: Any) -> MatrixDraft:
 
 
 def call_of(fields: dict[str, Any]) -> Draft | MatrixDraft | None:
-    """Return the call of drawn fields, as a propagator makes it; None for one that it does not coalesce."""
-    if "keys" not in fields:
+    """Return the call of drawn fields, as a propagator makes it; None if it refuses it or sends it alone."""
+    try:
+        if "keys" in fields:
+            draft = matrix_draft(fields)
+            return draft_from_columns(
+                draft.keys,
+                draft.matrix,
+                draft.indices,
+                namespace=draft.namespace,
+                kind=draft.kind,
+                priority=draft.priority,
+                ack_level=draft.ack_level,
+            )
         delta = fields["deltas"][0]
-        draft = Draft(**{**fields, "deltas": (delta,), "receipt": Receipt(), "priority": delta.priority})
-        return draft if can_share_batch(delta) else None
-    draft = matrix_draft(fields)
-    return draft_from_arrays(
-        draft.keys,
-        draft.matrix,
-        draft.indices,
-        namespace=draft.namespace,
-        kind=draft.kind,
-        priority=draft.priority,
-        ack_level=draft.ack_level,
-    )
+        packed = core_mode.core.pack_delta(delta)
+        if packed is None:
+            check_deltas([delta])
+    except (Refused, UsageError):
+        return None
+    call = {**fields, "deltas": (delta,), "receipt": Receipt(), "priority": delta.priority, "packed": packed}
+    return Draft(**call) if can_share_batch(delta) else None
 
 
 def run_calls(ticks: list[list[dict[str, Any]]]) -> tuple[list[Any], Bench]:
