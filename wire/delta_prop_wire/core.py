@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.stamp import Stamp
 
 VARIABLE = "DELTA_PROP_CORE"
-BOUNDARY = 1
+BOUNDARY = 2
 """The version of the boundary; a native core of another version is not taken."""
 
 
