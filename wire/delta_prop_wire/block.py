@@ -9,25 +9,16 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from delta_prop_wire.batch import PRINTABLE, Batch
-from delta_prop_wire.bounds import all_finite, name_is_valid
-from delta_prop_wire.delta import AckLevel, Kind, Priority
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import AckLevel, Priority
 from delta_prop_wire.encode import assemble
-from delta_prop_wire.layout import Column, read_single_name
+from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import (
     ACK_LEVEL_SHIFT,
     BATCH_ROWS_MAX,
-    DIMENSION_MAX,
-    NAMESPACE_BYTES_MAX,
     PRIORITY_SHIFT,
-    VECTOR_ID_BYTES_MAX,
 )
 from delta_prop_wire.validate import validate_batch
-
-_HOMOGENEOUS_COLUMNS = {Column.KEY_ENDS, Column.KEYS, Column.NAMESPACES, Column.VALUES}
-_FULL_VECTOR_MASKS = (1 << Kind.CREATE, 1 << Kind.DENSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +48,7 @@ class Block:
 
     def check(self) -> None:
         """Validate every row. Raises InvalidDelta that names the first bad row."""
-        if not self._is_homogeneous_and_valid():
-            validate_batch(self.encode(origin=0, base=1))
+        validate_batch(self.encode(origin=0, base=1))
 
     def content_crc(self, crc_before: int = 0) -> int:
         """Return the checksum of the rows' content from `crc_before` on, as `Batch.content_crc` does."""
@@ -94,28 +84,4 @@ class Block:
             kinds_mask=self.kinds_mask,
             dimension=self.dimension,
             previous=previous or 0 if has_gap else 0,
-        )
-
-    def _is_homogeneous_and_valid(self) -> bool:
-        """True if the rows are valid full vectors of one namespace and kind.
-
-        Agrees with `validate_batch`, but encodes no batch and decodes no names.
-        """
-        columns, count, width = self.columns, self.count, self.dimension
-        if columns.keys() != _HOMOGENEOUS_COLUMNS or self.kinds_mask not in _FULL_VECTOR_MASKS:
-            return False
-        ends, text = np.frombuffer(columns[Column.KEY_ENDS], "<u4"), bytes(columns[Column.KEYS])
-        namespace_names = read_single_name(bytes(columns[Column.NAMESPACES]))
-        values = np.frombuffer(columns[Column.VALUES], "<f4")
-        if len(ends) != count or int(ends[-1]) != len(text) or text.translate(None, PRINTABLE):
-            return False
-        sizes = np.diff(ends.astype(np.int64), prepend=0)
-        return (
-            int(sizes.min()) >= 1
-            and int(sizes.max()) <= VECTOR_ID_BYTES_MAX
-            and namespace_names is not None
-            and name_is_valid(namespace_names[0], NAMESPACE_BYTES_MAX)
-            and 1 <= width <= DIMENSION_MAX
-            and len(values) == count * width
-            and all_finite(values)
         )

@@ -71,7 +71,7 @@ NAME_LENGTH = struct.Struct("<H")
 NAME_BYTES_MAX = (1 << 8 * NAME_LENGTH.size) - 1
 """The longest name that the format of a table can hold; the bounds of each kind of name are lower."""
 
-ROW_WIDTHS = {
+ROW_WIDTHS: dict[int, int] = {
     Column.KEY_ENDS: 4,
     Column.NAMESPACE_INDEX: 2,
     Column.KINDS: 1,
@@ -89,7 +89,7 @@ ROW_WIDTHS = {
 }
 """Bytes per row of the columns that have one entry per row."""
 
-ENTRY_WIDTHS = {
+ENTRY_WIDTHS: dict[int, int] = {
     Column.CLOCK: CLOCK_ENTRY.size,
     Column.PARENTS: PARENT.size,
     Column.INDICES: 4,
@@ -119,13 +119,3 @@ read_short_names = lru_cache(maxsize=1024)(read_names)
 """Reads a table of up to `SHORT_NAMES_BYTES` once, since the same names arrive with many batches. Routing
 compares tables by identity.
 """
-
-
-@lru_cache(maxsize=1024)
-def read_single_name(raw: bytes) -> tuple[str, ...] | None:
-    """Return the name in a table of names, as a tuple; None unless the table is valid and holds one name."""
-    try:
-        names = read_short_names(raw) if len(raw) <= SHORT_NAMES_BYTES else read_names(raw)
-    except ValueError:
-        return None
-    return names if len(names) == 1 else None
