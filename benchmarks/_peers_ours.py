@@ -149,10 +149,9 @@ class Frames:
                 Delta(f"key-{rng.randrange(KEYS)}", opaque(bytes(size)), namespace=topic) for _ in range(rows)
             ]
             batch = encode_batch(deltas, origin=grant.origin, base=1, epoch=grant.epoch, ack_level=level)
-            bounds = batch._bounds_of_column(Column.BLOBS)
-            assert bounds is not None
+            start, end = batch.column_bounds[Column.BLOBS]
             frame = encode(BatchFrame(1, batch, ack_wanted=True))
-            self._templates.append((frame, _BODY_AT + bounds[0], _BODY_AT + bounds[1]))
+            self._templates.append((frame, _BODY_AT + start, _BODY_AT + end))
         self._turn = 0
 
     def frame(self, counter: int, payloads: bytes) -> bytearray:
@@ -348,10 +347,7 @@ def _row_ends(rows: int, size: int) -> bytes:
 
 def payloads_of(batch: Batch) -> list[bytes]:
     """Return the payload of each row."""
-    bounds = batch._bounds_of_column(Column.BLOBS)
-    ends = batch._bounds_of_column(Column.BLOB_ENDS)
-    assert bounds is not None
-    assert ends is not None
+    bounds, ends = batch.column_bounds[Column.BLOBS], batch.column_bounds[Column.BLOB_ENDS]
     blobs = bytes(batch.raw[bounds[0] : bounds[1]])
     payloads, start = [], 0
     for stop in struct.unpack_from(f"<{batch.count}I", batch.raw, ends[0]):

@@ -134,9 +134,8 @@ class Session:
         return max(self._received_at + settings.peer_timeout_s - now, 0.0)
 
     def _check_first_bytes(self) -> None:
-        view, start, end = self.connection.receive_buffer.unread()
-        if start < end:
-            first = bytes(view[start : min(end, start + FIRST_BYTES_MAX)])
+        first = bytes(self.connection.receive_buffer.unread()[:FIRST_BYTES_MAX])
+        if first:
             fault = protocol_fault(str(self._address), first, secured=self._secured)
             if fault is not None:
                 raise fault

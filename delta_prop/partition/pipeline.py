@@ -44,9 +44,9 @@ from delta_prop.partition.order.orphans import Orphans
 from delta_prop.partition.order.pending_drafts import PendingDrafts
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.control_rows import uses_dots
-from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, make_origin
 from delta_prop_wire.errors import Refused
+from delta_prop_wire.frame_runs import FrameRun
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.validate import common_columns_only
 
@@ -219,7 +219,7 @@ class Pipeline:
         """True if `offer_coalesced` succeeds, unless the gate or the draft itself prevents it."""
         is_busy = self._running or self.queue.depth or self.orderer.has_pending or self.orderer.has_ready
         # A draft may need pending work.
-        return self.appender.takes_runs and self.log.is_accepting and not (self.stop_refusal or is_busy)
+        return self.log.is_accepting and not (self.stop_refusal or is_busy)
 
     def offer_coalesced(self, draft: CoalescedDraft, now: float) -> bool:
         """Append a draft of one or more calls, with the effect of `offer` for each, in fewer steps. Return

@@ -16,10 +16,10 @@ from delta_prop.server.partitions import check_origin, check_partition
 from delta_prop.server.permissions import ANONYMOUS, Permissions
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.bounds import check_clock_order
-from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import AckLevel, Delta, Dot, opaque, origin_partition
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.frame_runs import FrameRun
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, OriginClaim, OriginGrant
 from delta_prop_wire.layout import NAME_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode

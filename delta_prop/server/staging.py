@@ -18,9 +18,9 @@ from delta_prop.server.outcome_collector import OutcomeCollector
 from delta_prop.server.partitions import check_origin
 from delta_prop.server.produce_handler import ProduceHandler, PublishChecks
 from delta_prop_wire.batch import Batch
-from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.frame_runs import FrameRun
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, Hello, JobPart, OriginClaim, OriginGrant
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import ErrorCode

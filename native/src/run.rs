@@ -4,15 +4,6 @@ use crate::body::Body;
 use crate::frames::{may_be_in_run, Head, HEAD_BYTES};
 use crate::spec::{attribute, ACK_WANTED, COUNTER_MAX, HEADER_BYTES, STAMP_BYTES};
 
-/// What ends a run.
-#[derive(Debug, PartialEq, Eq)]
-pub enum End {
-    /// The next frame is not complete, or another run or connection rule begins with it.
-    Other,
-    /// The next frame is invalid, or has rare columns.
-    Invalid,
-}
-
 /// The bounds of a run.
 #[derive(Clone, Copy)]
 pub struct Limits {
@@ -24,7 +15,7 @@ pub struct Limits {
     pub byte_credit: u64,
     /// Maximum payload of a frame.
     pub payload_bytes_max: usize,
-    /// The lowest sequence of the first row.
+    /// The lowest sequence of the first row, at least 1.
     pub sequence_min: u64,
 }
 
@@ -97,11 +88,10 @@ impl Taker {
     /// Returns the size of the next frame, if it is complete and may be taken. `received`: the number of bytes.
     pub fn next_size(&self, head: &Head, received: usize, limits: &Limits) -> Option<usize> {
         let size = HEADER_BYTES + head.length;
-        let sequence_min = limits.sequence_min.max(1);
         let is_allowed = may_be_in_run(head.prefix())
             && STAMP_BYTES < head.length
             && head.length <= limits.payload_bytes_max
-            && (self.run.is_some() || head.sequence >= sequence_min);
+            && (self.run.is_some() || head.sequence >= limits.sequence_min);
         (is_allowed && size <= received - self.size).then_some(size)
     }
 
@@ -113,23 +103,20 @@ impl Taker {
             && (self.size as u64) < limits.byte_credit
     }
 
-    /// Takes the next frame. Returns its body and highest index, or what ends the run before it.
-    pub fn take<'a>(&mut self, head: &Head, raw: &'a [u8]) -> Result<(Body<'a>, i64), End> {
-        let body = Body::read(raw);
-        if let (Some(run), Some(body)) = (&self.run, &body) {
-            if !run.is_continued_by(head, body) {
-                return Err(End::Other);
-            }
+    /// Takes the next frame. Returns its body and highest index; None if the run ends before it.
+    pub fn take<'a>(&mut self, head: &Head, raw: &'a [u8]) -> Option<(Body<'a>, i64)> {
+        let body = Body::read(raw)?;
+        if self.run.as_ref().is_some_and(|run| !run.is_continued_by(head, &body)) {
+            return None;
         }
-        let body = body.ok_or(End::Invalid)?;
-        let highest = body.verify().ok_or(End::Invalid)?;
+        let highest = body.verify()?;
         let partition = (body.origin >> PARTITION_SHIFT) as u16;
         if head.sequence.saturating_add(body.count as u64) > COUNTER_MAX || !head.is_from_producer(partition) {
-            return Err(End::Other);
+            return None;
         }
         self.run.get_or_insert_with(|| Run::starting_with(head, &body)).add(&body);
         self.frames += 1;
         self.size += HEAD_BYTES + raw.len();
-        Ok((body, highest))
+        Some((body, highest))
     }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,19 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_wire.batch import Batch
-from delta_prop_wire.buffer import FRAMES_MAX
 from delta_prop_wire.codec import NEED_BYTES, encode
 from delta_prop_wire.connection import Connection
-from delta_prop_wire.core import FrameRun
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, create, delete, opaque, sparse
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import ProtocolError
+from delta_prop_wire.frame_runs import FRAMES_MAX, FrameRun
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Heartbeat, Hello, Subscribe, Welcome
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import HEADER_BYTES
 from tests.native_core import needs_native_core
 
-pytestmark = needs_native_core
+
+@pytest.fixture(
+    autouse=True, scope="module", params=[pytest.param("native", marks=needs_native_core), "python"]
+)
+def core(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run all tests with each core."""
+    with core_mode.switched(request.param):
+        yield
+
+
 OPERATIONS = (opaque(b"x"), opaque(bytes(300)), create([1.0, 2.0]), sparse([1], [2.0]), delete())
 KINDS = (
     "homogeneous",
@@ -182,19 +192,6 @@ def test_run_whose_sequence_does_not_rise_is_refused(is_split: bool) -> None:
     assert connection.next_run() is None
     with pytest.raises(ProtocolError, match="sequence 4 is not above 4,"):
         connection.next_event()
-
-
-def test_runs_stay_short_after_an_invalid_frame() -> None:
-    connection = open_connection(Credit(10_000, 10_000_000))
-    kinds = ["homogeneous", "no id", *["homogeneous"] * 12]
-    connection.receive(bytes_of([(kind, opaque(b"x"), 1, 0, True) for kind in kinds]))
-    assert connection.next_run() is not None
-    assert connection.next_run() is None
-    assert isinstance(connection.next_event(), BatchFrame)
-    lengths = []
-    while (run := connection.next_run()) is not None:
-        lengths.append(len(run.batches))
-    assert lengths == [1, 2, 4, 5]
 
 
 def test_batch_of_a_run_owns_only_its_bytes() -> None:

@@ -187,27 +187,22 @@ class Batch:
     # --- columns
 
     @lazy
-    def _column_bounds(self) -> tuple[int, ...]:
-        """Start and end in the body of the first column that is present, then of the next, in one tuple."""
-        _, lengths, start = directory_layout(self.columns_mask)
-        bounds: tuple[int, ...] = ()
-        for length in lengths.unpack_from(self.raw, DIRECTORY_AT):
-            bounds += (start, start + length)
+    def column_bounds(self) -> dict[int, tuple[int, int]]:
+        """Start and end in the body of each column that is present."""
+        columns, lengths, start = directory_layout(self.columns_mask)
+        bounds = {}
+        for column, length in zip(columns, lengths.unpack_from(self.raw, DIRECTORY_AT), strict=True):
+            bounds[column] = start, start + length
             start += length + -length % ALIGNMENT
         return bounds
 
-    def _bounds_of_column(self, column: int) -> tuple[int, int] | None:
-        """Return the start and end of a column in the body, None if it is absent."""
-        index = directory_layout(self.columns_mask)[0].get(column)
-        return None if index is None else self._column_bounds[index : index + 2]  # type: ignore[return-value]
-
-    def column(self, column: Column) -> memoryview | None:
+    def column(self, column: int) -> memoryview | None:
         """Return the raw bytes of a column, None if it is absent."""
-        bounds = self._bounds_of_column(column)
-        return None if bounds is None else self.body[bounds[0] : bounds[1]]
+        bounds = self.column_bounds.get(column)
+        return None if bounds is None else memoryview(self.raw)[bounds[0] : bounds[1]]
 
     def _array(self, column: Column, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        bounds = self._bounds_of_column(column)
+        bounds = self.column_bounds.get(column)
         if bounds is None:
             return None
         start, end = bounds
@@ -216,7 +211,7 @@ class Batch:
     @property
     def clock_entry_count(self) -> int:
         """The number of entries in the clock."""
-        bounds = self._bounds_of_column(Column.CLOCK)
+        bounds = self.column_bounds.get(Column.CLOCK)
         return 0 if bounds is None else (bounds[1] - bounds[0]) // CLOCK_ENTRY.size
 
     @lazy
@@ -392,7 +387,7 @@ class Batch:
         return self.columns_mask >> Column.METADATA & 1 != 0
 
     validated = False
-    """True if the native core has checked all bounds."""
+    """True if all bounds were checked."""
     unreadable_row: int | None = None
     """The first row whose metadata change breaks a bound and cannot be read; None for a batch in a log."""
 
@@ -499,7 +494,7 @@ class Batch:
         return bounds
 
     def _decode_texts(self, ends: Column, texts: Column) -> list[str]:
-        bounds, raw = self._bounds_of_column(ends), self.column(texts)
+        bounds, raw = self.column_bounds.get(ends), self.column(texts)
         if bounds is None or raw is None:
             return [""] * self.count
         stops = ends_struct(self.count).unpack_from(self.raw, bounds[0])
@@ -597,14 +592,11 @@ U16, U32, U64, F32 = (np.dtype(name) for name in ("<u2", "<u4", "<u8", "<f4"))
 
 
 @lru_cache(maxsize=1024)
-def directory_layout(mask: int) -> tuple[dict[int, int], struct.Struct, int]:
-    """Return the layout of a body with these columns: for each column, the index of its start in
-    `Batch._column_bounds`; the struct of the columns' lengths; the start of the first column in the body.
-    """
-    columns = [k for k in range(mask.bit_length()) if mask >> k & 1]
+def directory_layout(mask: int) -> tuple[tuple[int, ...], struct.Struct, int]:
+    """Return the columns in a mask, the struct of their lengths, and the start of the first in the body."""
+    columns = tuple(column for column in range(mask.bit_length()) if mask >> column & 1)
     lengths = struct.Struct(f"<{len(columns)}I")
-    indexes = {column: 2 * index for index, column in enumerate(columns)}
-    return indexes, lengths, DIRECTORY_AT + lengths.size + -lengths.size % ALIGNMENT
+    return columns, lengths, DIRECTORY_AT + lengths.size + -lengths.size % ALIGNMENT
 
 
 @lru_cache(maxsize=4096)

@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-import struct
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from delta_prop_wire.batch import U64, Batch
+from delta_prop_wire.batch import U64, Batch, directory_layout, ends_struct
 from delta_prop_wire.control_rows import check_control_rows
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.layout import (
-    BODY_HEADER,
     COLUMN_MASK,
     ENTRY_WIDTHS,
     NAME_LENGTH,
@@ -74,6 +72,8 @@ _RARE_COLUMNS = _KNOWN_COLUMNS & ~sum(
         Column.VALUE_ENDS,
         Column.INDICES,
         Column.VALUES,
+        Column.BLOB_ENDS,
+        Column.BLOBS,
     )
 )
 """Columns that few batches have; their checks are skipped for other batches."""
@@ -103,54 +103,62 @@ def parse_batch(body: bytes | memoryview) -> Batch:
     parsed = core_mode.core.parse_batch(body)
     if parsed is not None:
         return parsed
-    check_body(memoryview(body))
-    batch = Batch(body)
-    check_columns(batch)
+    batch = read_header(body)
+    check_batch(batch)
     return batch
 
 
-def check_body(body: memoryview) -> None:
-    """Check checksum, header and the directory of columns. Raises ProtocolError."""
+def read_header(body: bytes | memoryview) -> Batch:
+    """Return the batch of a body of which only the size is checked. Raises ProtocolError."""
     if not SMALLEST_BODY_BYTES <= len(body) <= FRAME_PAYLOAD_BYTES_MAX or len(body) % ALIGNMENT:
         _raise_bad_frame(
             f"a body of {len(body)} bytes: send a multiple of 8 from {SMALLEST_BODY_BYTES} to "
             f"{FRAME_PAYLOAD_BYTES_MAX}"
         )
-    stated = int.from_bytes(body[-CRC_BYTES:], "little")
+    return Batch(body)
+
+
+def check_batch(batch: Batch) -> None:
+    """Check all but the size of a body. Raises ProtocolError."""
+    _check_header(batch)
+    _check_directory(batch)
+    _check_columns(batch)
+
+
+def _check_header(batch: Batch) -> None:
+    body, length, count = batch.body, batch.length, batch.count
     computed = crc32c(body[:-CRC_BYTES])
-    if stated != computed:
+    if batch.crc != computed:
         raise ProtocolError(
             ErrorCode.CHECKSUM,
-            f"body checksum is {computed:#010x}; the frame states {stated:#010x}: send the frame again",
+            f"body checksum is {computed:#010x}; the frame states {batch.crc:#010x}: send the frame again",
         )
-    header = BODY_HEADER.unpack_from(body)
-    version, header_words, attributes, count = header[:4]
-    base, kinds_mask, length = header[7], header[9], header[11]
+    version, header_words = body[0], body[1]
     if version != BODY_VERSION or header_words * 8 != BODY_HEADER_BYTES:
         raise ProtocolError(
             ErrorCode.UNSUPPORTED_VERSION,
             f"body version {version}, header of {header_words * 8} bytes: send version 1, with a header of "
             "64 bytes",
         )
-    if attributes & RESERVED_ATTRIBUTES:
+    if batch.attributes & RESERVED_ATTRIBUTES:
         raise ProtocolError(
-            ErrorCode.UNSUPPORTED_FLAG, f"attributes {attributes:#06x}: send the reserved bits 14 and 15 as 0"
+            ErrorCode.UNSUPPORTED_FLAG,
+            f"attributes {batch.attributes:#06x}: send the reserved bits 14 and 15 as 0",
         )
     if not 1 <= count <= BATCH_ROWS_MAX:
         _raise_bad_frame(f"{count} rows in a batch: send 1 to {BATCH_ROWS_MAX}")
-    if not 1 <= base <= COUNTER_MAX + 1 - count:
-        _raise_bad_frame(f"base counter {base}: send one from 1 to {COUNTER_MAX + 1 - count}")
-    if kinds_mask == 0:
+    if not 1 <= batch.base <= COUNTER_MAX + 1 - count:
+        _raise_bad_frame(f"base counter {batch.base}: send one from 1 to {COUNTER_MAX + 1 - count}")
+    if batch.kinds_mask == 0:
         _raise_bad_frame("the kinds mask is 0: set one bit for each kind in the batch")
     if not 0 <= len(body) - CRC_BYTES - length < ALIGNMENT or any(body[length:-CRC_BYTES]):
         _raise_bad_frame(
             f"body length {length} does not match {len(body)} bytes: give the length without zero padding "
             "and checksum"
         )
-    _check_directory(body, length, count)
 
 
-def check_columns(batch: Batch) -> None:
+def _check_columns(batch: Batch) -> None:
     """Check that the columns agree with each other and with the header. Raises ProtocolError."""
     present = batch.columns_mask
     if present & _FLAGGED_COLUMNS != _announced_columns(batch.attributes & FLAGS):
@@ -160,8 +168,8 @@ def check_columns(batch: Batch) -> None:
     _check_texts(batch)
     _check_kinds(batch)
     _check_numbers(batch)
+    _check_ends(batch, Column.BLOB_ENDS, Column.BLOBS)
     if present & _RARE_COLUMNS:
-        _check_ends(batch, Column.BLOB_ENDS, Column.BLOBS)
         _check_ends(batch, Column.METADATA_ENDS, Column.METADATA)
         tags = batch.column(Column.TAGS)
         _check_names(batch, Column.TAG_NAMES, 0, 0 if tags is None else len(tags) // TAG.size)
@@ -187,47 +195,43 @@ def _raise_flag_mismatch(batch: Batch) -> NoReturn:
     )
 
 
-@lru_cache(maxsize=1024)
-def _column_widths(mask: int) -> tuple[tuple[Column, int, int], ...]:
-    """Return (column, bytes per row, bytes per entry) of the columns in a mask; 0 for a size that varies."""
-    present = [Column(k) for k in range(len(Column)) if mask >> k & 1]
-    return tuple((column, ROW_WIDTHS.get(column, 0), ENTRY_WIDTHS.get(column, 0)) for column in present)
-
-
-def _check_directory(body: memoryview, length: int, count: int) -> None:
-    mask = COLUMN_MASK.unpack_from(body, BODY_HEADER_BYTES)[0]
-    if mask & ~_KNOWN_COLUMNS:
-        _raise_bad_frame(f"columns mask {mask:#x}: send no columns above {len(Column) - 1}")
-    present = _column_widths(mask)
-    position = BODY_HEADER_BYTES + COLUMN_MASK.size
-    if position + 4 * len(present) > length:
+def _check_directory(batch: Batch) -> None:
+    if batch.columns_mask & ~_KNOWN_COLUMNS:
+        _raise_bad_frame(f"columns mask {batch.columns_mask:#x}: send no columns above {len(Column) - 1}")
+    _, _, position = directory_layout(batch.columns_mask)
+    if position > batch.length:
         _raise_bad_frame("the directory of columns ends after the body: give one length per column")
-    lengths = struct.unpack_from(f"<{len(present)}I", body, position)
-    position += _padded_length(4 * len(present))
-    for (column, row_width, entry_width), size in zip(present, lengths, strict=True):
-        if row_width and size != row_width * count:
+    for column, (start, end) in batch.column_bounds.items():
+        size, row_width = end - start, ROW_WIDTHS.get(column)
+        if row_width is not None:
+            if size != row_width * batch.count:
+                _raise_bad_frame(
+                    f"column {Column(column).name} has {size} bytes for {batch.count} rows: "
+                    f"send {row_width} per row"
+                )
+        elif size % ENTRY_WIDTHS.get(column, 1):
             _raise_bad_frame(
-                f"column {column.name} has {size} bytes for {count} rows: send {row_width} per row"
+                f"column {Column(column).name} has {size} bytes: send a multiple of {ENTRY_WIDTHS[column]}"
             )
-        if entry_width and size % entry_width:
-            _raise_bad_frame(f"column {column.name} has {size} bytes: send a multiple of {entry_width}")
-        position += _padded_length(size)
-    if position != length:
-        _raise_bad_frame(f"the columns end at {position}, the body at {length}: pad each column to 8 bytes")
+        position = end + -end % ALIGNMENT
+    if position != batch.length:
+        _raise_bad_frame(
+            f"the columns end at {position}, the body at {batch.length}: pad each column to 8 bytes"
+        )
 
 
 def _check_ends(batch: Batch, ends: Column, content: Column) -> None:
-    raw, stops = batch.column(content), batch.column(ends)
-    if (raw is None) != (stops is None):
+    bounds, stops = batch.column_bounds.get(content), batch.column(ends)
+    if (bounds is None) != (stops is None):
         _raise_bad_frame(f"only one of the columns {ends.name} and {content.name}: send both, or neither")
-    if raw is not None and stops is not None:
-        _check_ascending(stops, len(raw), ends)
+    if bounds is not None and stops is not None:
+        _check_ascending(stops, bounds[1] - bounds[0], ends)
 
 
 def _check_ascending(raw: memoryview, total: int, column: Column) -> None:
     count = len(raw) // 4
     if count < 200:  # numpy is faster from this many on
-        ends = struct.unpack(f"<{count}I", raw)
+        ends = ends_struct(count).unpack(raw)
         is_valid = ends[-1] == total and sorted(ends) == list(ends)
     else:
         array = np.frombuffer(raw, "<u4")

@@ -17,16 +17,11 @@ SMALL_READS_MAX = 16
 `BUFFER_BYTES_MAX` shrinks to `BUFFER_BYTES_MAX` after more than this many reads in a row for frames that fit
 into it.
 """
-FRAMES_MAX = 64
-"""The maximum number of frames taken at once, since taking them blocks the event loop."""
 _GROWTH = 4
 
 
 class ReceiveBuffer:
-    """The bytes received and not yet taken; until the next receive or take they are at `start` to `end`.
-
-    `frames_max`: how many frames a run may take at once; the taker of runs sets it.
-    """
+    """The bytes received and not yet taken; until the next receive or take they are at `start` to `end`."""
 
     __slots__ = (
         "_block",
@@ -36,7 +31,6 @@ class ReceiveBuffer:
         "_view",
         "_was_filled",
         "end",
-        "frames_max",
         "start",
     )
 
@@ -45,7 +39,6 @@ class ReceiveBuffer:
         self._block = bytearray(BUFFER_BYTES_MIN)
         self._view = memoryview(self._block)
         self.start = self.end = 0
-        self.frames_max = FRAMES_MAX
         self._was_filled = False  # True if the last read filled the buffer
         self._small_reads = self._normal_reads = 0
 
@@ -108,9 +101,9 @@ class ReceiveBuffer:
         start = self.start
         return self._view[start : start + count] if self.end - start >= count else None
 
-    def unread(self) -> tuple[memoryview, int, int]:
-        """Return the memory, and start and end of the bytes in it that were received and not taken."""
-        return self._view, self.start, self.end
+    def unread(self) -> memoryview:
+        """Return a view of all bytes received and not taken, valid until the next receive."""
+        return self._view[self.start : self.end]
 
     def skip(self, count: int) -> None:
         """Remove the first `count` bytes, which must have been received."""

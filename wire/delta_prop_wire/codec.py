@@ -15,12 +15,13 @@ from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.buffer import ReceiveBuffer
 from delta_prop_wire.compression import Compression, compress, decompress
 from delta_prop_wire.control import pack_control, unpack_control
-from delta_prop_wire.core import FrameRun, core_mode
+from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Priority, origin_partition
 from delta_prop_wire.delta_map import pack_delta, unpack_delta
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.frames import BatchFrame, DeltaFrame, Frame
+from delta_prop_wire.frame_runs import FRAMES_MAX, FrameRun, RunLimits, find_run
+from delta_prop_wire.frames import BatchFrame, Credit, DeltaFrame, Frame
 from delta_prop_wire.header import (
     CONTROL_PAYLOAD_BYTES_MAX,
     DELTA_PAYLOAD_BYTES_MAX,
@@ -44,6 +45,9 @@ from delta_prop_wire.stamp import Stamp, pack_producer_stamp, pack_stamp, unpack
 
 if TYPE_CHECKING:
     from delta_prop_wire.credit_window import CreditWindow
+
+
+_UNBOUNDED = Credit((1 << 63) - 1, (1 << 63) - 1)
 
 
 class _NeedBytes(Enum):
@@ -170,13 +174,17 @@ class Decoder:
         """Return the next whole frames if they form a run, else None; the caller then calls `next_event`.
 
         Charges `window` for them; a closed window ends the run. `sequence_min`: the lowest sequence that the
-        first frame may have.
+        first frame may have, since the sequences of a connection rise.
         """
         if self._error is not None:
             return None
-        run = core_mode.core.take_run(self._buffer, window, self.payload_bytes_max, sequence_min)
+        received, credit = self._buffer.unread(), window.remaining or _UNBOUNDED
+        limits = RunLimits(FRAMES_MAX, *credit, self.payload_bytes_max, max(sequence_min, 1))
+        run = core_mode.core.take_run(received, limits) or find_run(received, limits)
         if run is not None:
             self._header = None
+            self._buffer.skip(run.size)
+            window.spend(run.rows, run.size)
         return run
 
     def _next(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Literal
 
 from delta_prop_wire.codec import NEED_BYTES, Decoder, _NeedBytes, encode
-from delta_prop_wire.core import FrameRun, core_mode
 from delta_prop_wire.credit_window import NO_CREDIT, CreditWindow
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError, UsageError
+from delta_prop_wire.frame_runs import FrameRun
 from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
@@ -148,8 +148,7 @@ class Connection:
         Raises UsageError if the rules or the credit forbid it, Refused (TOO_LARGE) for a delta.
         """
         if (
-            core_mode.is_native
-            and type(frame) is Ack
+            type(frame) is Ack
             and frame.correlation_id is None
             and self.phase is Phase.OPEN
             and self._is_server

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from delta_prop_wire.errors import UsageError
 
@@ -21,45 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.buffer import ReceiveBuffer
-    from delta_prop_wire.credit_window import CreditWindow
+    from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta, KnownIds, Source
-    from delta_prop_wire.stamp import Stamp
+    from delta_prop_wire.frame_runs import FrameRun, RunLimits
+    from delta_prop_wire.stamp import LoggedRun, Stamp
 
 VARIABLE = "DELTA_PROP_CORE"
 BOUNDARY = 2
 """The version of the boundary; a native core of another version is not taken."""
-
-
-@dataclass(slots=True)
-class FrameRun:
-    """Batches of one origin and epoch, whose counters and sequences continue from one to the next.
-
-    `sequence`: the sequence of the first row. `rows`, `size`: the number of deltas and of bytes in all
-    frames, as charged to credit.
-    """
-
-    sequence: int
-    ack_wanted: bool
-    batches: list[Batch]
-    rows: int
-    size: int
-
-
-class LoggedRun(NamedTuple):
-    """Batches with their offsets and stamps.
-
-    `parts`: the bytes to write, head and body of each in turn. `size`: their number of bytes. `crc`: the
-    checksum of the last stamp. `entries`: for the index of the segment, offset and position of a frame, and
-    the checksum of the stamp before it.
-    """
-
-    batches: list[LoggedBatch]
-    parts: list[Buffer]
-    size: int
-    crc: int
-    entries: list[tuple[int, int, int]]
 
 
 class Core:
@@ -74,7 +42,7 @@ class Core:
         """Read a body and check all of it, as `body_checks.parse_batch` and `validate.validate_batch` do."""
 
     def batch_is_valid(self, batch: Batch) -> bool:
-        """True if `validate.validate_batch` would accept a batch; if False, it may accept it nevertheless."""
+        """True if `validate.validate_batch` accepts a batch; if False, it may accept it nevertheless."""
         return False
 
     def pack_delta(self, delta: Delta) -> PackedRows | None:
@@ -119,11 +87,7 @@ class Core:
         synced_offset: int,
         index: tuple[int, int, int],
     ) -> LoggedRun | None:
-        """Give batches their offsets and stamps, one after the other, as `stamp.pack_logged_head` does.
-
-        `index`: the size of the segment, the size from which on the next frame has an entry in its index, and
-        the distance of entries. None also unless each body is of type bytes.
-        """
+        """Return what `stamp.log_run` returns. None also unless each body is of type bytes."""
 
     def unpack_logged_head(self, raw: Buffer) -> tuple[int, int, Stamp] | None:
         """Read sequence, payload length and stamp from the 64-byte head of an uncompressed frame in a log.
@@ -131,14 +95,8 @@ class Core:
         None also for any other or invalid frame, whose error `unpack_header` or `unpack_stamp` raises.
         """
 
-    def take_run(
-        self, buffer: ReceiveBuffer, window: CreditWindow, payload_bytes_max: int, sequence_min: int
-    ) -> FrameRun | None:
-        """Take the frames of a run from a buffer, as long as they are complete and the window is open.
-
-        `sequence_min`: the lowest sequence allowed for the first row, since the sequences of a connection
-        rise.
-        """
+    def take_run(self, received: memoryview, limits: RunLimits) -> FrameRun | None:
+        """Return the run at the start of received bytes, as `frame_runs.find_run` does."""
 
     def make_slots(self) -> Any:
         """Return the slots of a table of vectors, as `slots.py` of the sinks describes them."""

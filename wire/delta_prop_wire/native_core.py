@@ -10,25 +10,20 @@ from typing import TYPE_CHECKING
 import delta_prop_core as native
 import numpy as np
 
-from delta_prop_wire.buffer import FRAMES_MAX, ReceiveBuffer
-from delta_prop_wire.core import Core, FrameRun, LoggedRun
+from delta_prop_wire.core import Core
 from delta_prop_wire.delta import Delta, KnownIds, Operation, Priority, Source
-from delta_prop_wire.frames import Credit
-from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES
-from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.frame_runs import FrameRun, RunLimits
+from delta_prop_wire.stamp import LoggedRun, Stamp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.credit_window import CreditWindow
 
-_HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 _SOURCES, _KNOWN_IDS = tuple(Source), tuple(KnownIds)
 _ARRAY, _F32, _U32 = np.ndarray, np.dtype("<f4"), np.dtype("<u4")
 _NONE = ()  # there is one empty tuple
 _LOCAL = Source.LOCAL
-_UNBOUNDED = Credit((1 << 63) - 1, (1 << 63) - 1)
 
 
 class NativeCore(Core):
@@ -43,7 +38,7 @@ class NativeCore(Core):
         return native.parse_batch(body)
 
     def batch_is_valid(self, batch: Batch) -> bool:
-        return batch.validated or native.body_is_valid(batch.raw)
+        return native.body_is_valid(batch.raw)
 
     def pack_delta(self, delta: Delta) -> native.PackedRows | None:
         if type(delta) is not Delta or type(delta.operation) is not Operation:
@@ -78,24 +73,9 @@ class NativeCore(Core):
     pack_columns = staticmethod(native.pack_columns)
     encode_rows = staticmethod(native.encode_rows)
 
-    def take_run(
-        self, buffer: ReceiveBuffer, window: CreditWindow, payload_bytes_max: int, sequence_min: int
-    ) -> FrameRun | None:
-        view, start, end = buffer.unread()
-        if end - start <= _HEAD_BYTES:
-            return None
-        deltas, size = window.remaining or _UNBOUNDED
-        taken = native.take_run(
-            view[start:end], (buffer.frames_max, deltas, size, payload_bytes_max, sequence_min)
-        )
-        if taken is None:
-            return None
-        sequence, ack_wanted, batches, rows, size, is_cut = taken
-        # Each run ends at an invalid frame, so with many of them runs stay short.
-        buffer.frames_max = 1 if is_cut else min(2 * buffer.frames_max, FRAMES_MAX)
-        buffer.skip(size)
-        window.spend(rows, size)
-        return FrameRun(sequence, ack_wanted, batches, rows, size)
+    def take_run(self, received: memoryview, limits: RunLimits) -> FrameRun | None:
+        taken = native.take_run(received, limits)
+        return None if taken is None else FrameRun(*taken)
 
     def pack_logged_head(
         self,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import KnownIds, Priority, Source
@@ -68,6 +69,21 @@ class Stamp:
     def is_from_producer(self) -> bool:
         """True if a producer wrote it: only stream and partition are set."""
         return self == Stamp(stream=self.stream, partition=self.partition)
+
+
+class LoggedRun(NamedTuple):
+    """Batches with their offsets and stamps.
+
+    `parts`: the bytes to write, head and body of each in turn. `size`: their number of bytes. `crc`: the
+    checksum of the last stamp. `entries`: for the index of the segment, offset and position of a frame, and
+    the checksum of the stamp before it.
+    """
+
+    batches: list[LoggedBatch]
+    parts: list[Buffer]
+    size: int
+    crc: int
+    entries: list[tuple[int, int, int]]
 
 
 def pack_producer_stamp(header: bytes, partition: int) -> bytes:
@@ -149,10 +165,52 @@ def pack_logged_head(
         return packed_head
     flags = Flag.BATCHED | (Flag.HIGH_PRIORITY if batch.priority <= Priority.HIGH else 0)
     header = pack_header(FrameType.BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
-    packed = pack_stamp(
-        Stamp(lamport, source, time, previous_crc, batch.crc, synced_offset, known_ids=known_ids), header
-    )
-    return header + packed, stamp_crc(packed)
+    rest = _REST.pack(0, 0, 0, source, known_ids, time, lamport, previous_crc, batch.crc, synced_offset)
+    crc = crc32c(header + rest)
+    return header + _CRC.pack(crc) + rest, crc
+
+
+def log_run(
+    batches: list[Batch],
+    offset: int,
+    *,
+    lamport: int,
+    source: Source,
+    time: int,
+    previous_crc: int,
+    synced_offset: int,
+    index: tuple[int, int, int],
+) -> LoggedRun:
+    """Give batches their offsets and stamps, one after the other, as `pack_logged_head` does.
+
+    `index`: the size of the segment, the size from which on the next frame has an entry in its index, and the
+    distance of entries.
+    """
+    run = core_mode.core.log_run(
+        batches, offset, lamport=lamport, source=source, time=time, previous_crc=previous_crc,
+        synced_offset=synced_offset, index=index,
+    )  # fmt: skip
+    if run is not None:
+        return run
+    logged_batches: list[LoggedBatch] = []
+    parts: list[Buffer] = []
+    entries: list[tuple[int, int, int]] = []
+    start, due, step = index
+    position = start
+    for batch in batches:
+        if position >= due:
+            entries.append((offset, position, previous_crc))
+            due = position + step
+        head, previous_crc = pack_logged_head(
+            batch, offset, lamport=lamport, source=source, time=time, previous_crc=previous_crc,
+            synced_offset=synced_offset,
+        )  # fmt: skip
+        logged_batches.append(LoggedBatch(batch, offset, lamport, source, head))
+        parts += (head, batch.raw)
+        position += batch.size
+        offset += batch.count
+        lamport += batch.count
+    return LoggedRun(logged_batches, parts, position - start, previous_crc, entries)
 
 
 def stamp_crc(raw: Buffer) -> int:

@@ -125,25 +125,29 @@ def is_opaque_only(delta: Delta) -> bool:
 
 def validate_batch(batch: Batch) -> None:
     """Raise InvalidDelta that names the first bad row. Control rows hold no delta and are not checked."""
-    if batch.validated or batch.is_control:
-        return
-    if batch.is_state:
-        refuse("batch", "state rows, which only a snapshot holds: send changes")
-    if core_mode.core.batch_is_valid(batch):
-        return
-    columns = batch.columns_mask
-    if columns >> Column.ROW_OFFSETS & 1:
-        refuse("batch", "row offsets, which only a log assigns: leave them out")
-    is_valid = _names_are_valid(batch) and _numbers_are_valid(batch, columns)
-    if not is_valid or not _extras_are_valid(batch, columns):
+    if not (batch.is_control or batch_is_valid(batch)):
         _raise_first_fault(batch)
 
 
+def batch_is_valid(batch: Batch) -> bool:
+    """True if `validate_batch` accepts a batch that is not of control rows."""
+    if not batch.validated:
+        batch.validated = core_mode.core.batch_is_valid(batch) or _columns_are_valid(batch)
+    return batch.validated
+
+
 def common_columns_only(batch: Batch) -> bool:
-    """True if a batch is homogeneous except for the kinds, namespaces and lengths of its rows."""
-    return batch.homogeneous or (
-        not batch.columns_mask & ~_COMMON_COLUMNS and not batch.attributes & _RARE_ATTRIBUTES
+    """True if a batch has nothing but operations of its rows, none of them a transform."""
+    return not (
+        batch.columns_mask & ~_COMMON_COLUMNS
+        or batch.attributes & _RARE_ATTRIBUTES
+        or batch.kinds_mask & _TRANSFORM_BIT
     )
+
+
+def may_be_in_run(batch: Batch) -> bool:
+    """True if a batch is valid, and has only common columns."""
+    return common_columns_only(batch) and batch_is_valid(batch)
 
 
 @lru_cache(maxsize=1024)
@@ -169,16 +173,22 @@ _FULL_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 _IS_VECTOR = bytes(kind in _FULL_VECTOR_KINDS for kind in range(256))
 _METADATA_BIT = 1 << Kind.METADATA
 _TRANSFORM = int(Kind.TRANSFORM)
+_TRANSFORM_BIT = 1 << Kind.TRANSFORM
 _OPAQUE = Kind.OPAQUE
-_ANY = np.logical_or.reduce
 _OPERAND_BOUNDS = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
-_VARYING_COLUMNS = 1 << Column.KINDS | 1 << Column.VALUE_ENDS | 1 << Column.BLOBS
 _EXTRA_COLUMNS = sum(
     1 << column for column in (Column.CLOCK, Column.PARENTS, Column.EXPECTS, Column.TAGS, Column.METADATA)
 )
 
 
 # --- checks of a batch by columns, which return False if a row may be invalid
+
+
+def _columns_are_valid(batch: Batch) -> bool:
+    columns = batch.columns_mask
+    return not (batch.is_state or columns >> Column.ROW_OFFSETS & 1) and (
+        _names_are_valid(batch) and _numbers_are_valid(batch) and _extras_are_valid(batch, columns)
+    )
 
 
 def _names_are_valid(batch: Batch) -> bool:
@@ -193,30 +203,31 @@ def _names_are_valid(batch: Batch) -> bool:
     return all(name_is_valid(key, VECTOR_ID_BYTES_MAX) for key in keys)
 
 
-def _numbers_are_valid(batch: Batch, columns: int) -> bool:
-    if columns & _VARYING_COLUMNS:
-        sizes_are_valid = _operand_sizes_are_valid(batch)
-    else:  # one kind, one width, no bytes
-        kind, width = batch.kinds_mask.bit_length() - 1, len(batch.values) // batch.count
-        sizes_are_valid = NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
-        sizes_are_valid = sizes_are_valid and batch.dimension == (width if kind in _FULL_VECTOR_KINDS else 0)
-        sizes_are_valid = sizes_are_valid and kind != _TRANSFORM
-    return sizes_are_valid and all_finite(batch.values) and batch.highest_index < DIMENSION_MAX
+def _numbers_are_valid(batch: Batch) -> bool:
+    return _operands_are_valid(batch) and all_finite(batch.values) and batch.highest_index < DIMENSION_MAX
 
 
-def _operand_sizes_are_valid(batch: Batch) -> bool:
+def _operands_are_valid(batch: Batch) -> bool:
+    kind, width = batch.kind, batch.values_per_row
+    if kind is None or width is None or kind == _TRANSFORM:
+        return _operands_of_rows_are_valid(batch)
+    if batch.dimension != (width if kind in _FULL_VECTOR_KINDS else 0):
+        return False
+    blobs, bytes_max = batch.column(Column.BLOBS) or b"", BYTES_MAX[kind]
+    are_short = len(blobs) <= bytes_max or int(np.diff(batch.blob_bounds).max()) <= bytes_max
+    return are_short and NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
+
+
+def _operands_of_rows_are_valid(batch: Batch) -> bool:
     kinds = np.frombuffer(batch.kinds, np.uint8)
     numbers_min, numbers_max, bytes_max = _OPERAND_BOUNDS.take(kinds, 1)
-    ends, blob_ends = batch.value_bounds, batch.blob_bounds
-    widths, blob_sizes = ends[1:] - ends[:-1], blob_ends[1:] - blob_ends[:-1]
-    if _ANY((widths < numbers_min) | (widths > numbers_max) | (blob_sizes > bytes_max)):
+    widths, blob_sizes = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
+    if ((widths < numbers_min) | (widths > numbers_max) | (blob_sizes > bytes_max)).any():
         return False
     if batch.dimension != _common_dimension(batch.kinds, widths):
         return False
-    has_no_transform = not batch.kinds_mask >> Kind.TRANSFORM & 1
-    return has_no_transform or all(
-        _transform_is_valid(batch.blob(row)) for row in np.flatnonzero(kinds == Kind.TRANSFORM).tolist()
-    )
+    transforms = np.flatnonzero(kinds == _TRANSFORM).tolist()
+    return all(_transform_is_valid(batch.blob(row)) for row in transforms)
 
 
 def _common_dimension(kinds: bytes, widths: NDArray[np.int64]) -> int:
@@ -293,6 +304,10 @@ def _metadata_is_valid(batch: Batch) -> bool:
 
 def _raise_first_fault(batch: Batch) -> NoReturn:
     """Check each row until one is refused, then the parts that belong to the batch."""
+    if batch.is_state:
+        refuse("batch", "state rows, which only a snapshot holds: send changes")
+    if batch.columns_mask >> Column.ROW_OFFSETS & 1:
+        refuse("batch", "row offsets, which only a log assigns: leave them out")
     parents: defaultdict[int, list[Dot | bytes]] = defaultdict(list)
     topics: defaultdict[int, list[str]] = defaultdict(list)
     for row, parent in batch.parents:

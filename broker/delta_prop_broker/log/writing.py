@@ -19,10 +19,9 @@ from delta_prop_broker.segments.segment import Segment, Segments, write_index
 from delta_prop_broker.segments.small_file import write_all
 from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_wire.batch import Batch, LoggedBatch
-from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, Attribute
-from delta_prop_wire.stamp import pack_logged_head
+from delta_prop_wire.stamp import log_run, pack_logged_head
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -507,7 +506,7 @@ class LogAppender:
     def _append_together(
         self, batches: Sequence[Batch], lamport: int, source: Source, now: int
     ) -> list[LoggedBatch] | None:
-        """Append batches in one step; None if the core or the active segment does not take them."""
+        """Append batches in one step; None if the active segment does not take them."""
         marks, segment, previous_crc = self._marks, self._segments.last, self._chain_crc
         size = attributes = 0
         for batch in batches:
@@ -517,12 +516,10 @@ class LogAppender:
             return None
         index = segment.index
         assert index is not None
-        run = core_mode.core.log_run(
+        run = log_run(
             [*batches], marks.next_offset, lamport=lamport, source=source, time=now,
             previous_crc=previous_crc, synced_offset=marks.synced, index=index.next_entry,
         )  # fmt: skip
-        if run is None:
-            return None
         write = self._queue.write_of(segment)
         write.parts += run.parts
         write.end += size

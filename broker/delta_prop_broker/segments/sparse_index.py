@@ -19,7 +19,7 @@ from delta_prop_wire.spec import Attribute
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.core import LoggedRun
+    from delta_prop_wire.stamp import LoggedRun
 
 STEP_BYTES = 4096
 _GAPS, _CONTROL = int(Attribute.COUNTER_GAPS), int(Attribute.CONTROL)

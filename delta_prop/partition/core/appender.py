@@ -114,17 +114,6 @@ class Appender:
         level = self.log.ack_level if work.sender.is_forwarder else self.granted_level(batch.ack_level)
         return (logged,), PublishAck(logged.offset, batch.dot(0), batch.count, level)
 
-    @property
-    def takes_runs(self) -> bool:
-        """True if `append_run` may take something."""
-        return False
-
-    def append_run(
-        self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
-    ) -> list[LoggedBatch]:
-        """Append the first of these batches that need no checks but those of their columns: here none."""
-        return []
-
     def granted_level(self, level: AckLevel) -> AckLevel:
         """Return the ack level that an acknowledgement may state: the requested one, bounded by the log's."""
         return min(level, self.log.ack_level)

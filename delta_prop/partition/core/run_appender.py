@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from delta_prop.partition.core.appender import Appender
 from delta_prop.partition.ingest.origins import OriginState
 from delta_prop_wire.batch import Batch, LoggedBatch
-from delta_prop_wire.core import core_mode
 from delta_prop_wire.delta import Source
+from delta_prop_wire.validate import may_be_in_run
 
 if TYPE_CHECKING:
     from delta_prop.partition.core.coalesced_draft import CoalescedDraft
@@ -22,24 +22,19 @@ if TYPE_CHECKING:
 class RunAppender(Appender):
     """An appender with the same effects as `Appender`, which also takes several batches or calls at once."""
 
-    @property
-    def takes_runs(self) -> bool:
-        """True if the native core runs."""
-        return core_mode.is_native
-
     def append_run(
         self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
     ) -> list[LoggedBatch]:
         """Append consecutive batches of one origin that has said hello, faster than `append_sequenced`.
 
         Return those that were appended: none if the log lacks the capacity for all; otherwise those before
-        the first batch whose rows must be checked one by one.
+        the first batch that is refused, or that has more than common columns.
         """
-        if not (core_mode.is_native and self.log.make_capacity_for(batches)):
+        if not self.log.make_capacity_for(batches):
             return []
         origin, first_lamport = batches[0].origin, self.lamport + 1
         valid_count = self.vectors.append_run(
-            [*takewhile(core_mode.core.batch_is_valid, batches)],
+            [*takewhile(may_be_in_run, batches)],
             source,
             lambda other: self._clocks.seen_counter(origin, (), other),
         )

@@ -18,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
         let at = taker.size;
         let head = Head::new(data[at..at + HEAD_BYTES].try_into().expect("checked by may_continue"));
         let Some(size) = taker.next_size(&head, data.len(), &LIMITS) else { break };
-        if taker.take(&head, &data[at + HEAD_BYTES..at + size]).is_err() {
+        if taker.take(&head, &data[at + HEAD_BYTES..at + size]).is_none() {
             break;
         }
         frames += 1;

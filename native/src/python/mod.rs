@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::body::Body;
 use crate::frames::{self, Head, LogStamp, LoggedHead, HEAD_BYTES};
-use crate::run::{End, Limits, Taker};
+use crate::run::{Limits, Taker};
 use crate::spec::attribute;
 
 /// From this many bytes on, other threads run while a body is checked.
@@ -43,8 +43,8 @@ fn with_bytes<R>(raw: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<R>
     }
 }
 
-/// The frames taken: first sequence, whether an Ack is wanted, batches, rows, bytes; True if an invalid one follows.
-type Taken<'py> = (u64, bool, Bound<'py, PyList>, u64, usize, bool);
+/// The frames taken: first sequence, whether an Ack is wanted, batches, rows, bytes.
+type Taken<'py> = (u64, bool, Bound<'py, PyList>, u64, usize);
 
 /// Return the frames of a run at the start of `received`; None if there are none.
 ///
@@ -59,7 +59,7 @@ fn take_run<'py>(
     let limits = Limits { frames_max, row_credit, byte_credit, payload_bytes_max, sequence_min };
     let buffer = PyBuffer::<u8>::get(received)?;
     let cells = buffer.as_slice(py).unwrap_or(&[]);
-    let (batches, mut taker, mut end) = (PyList::empty(py), Taker::default(), End::Other);
+    let (batches, mut taker) = (PyList::empty(py), Taker::default());
     while taker.may_continue(cells.len(), &limits) {
         let at = taker.size;
         let head = Head::new(std::array::from_fn(|index| cells[at + index].get()));
@@ -72,17 +72,10 @@ fn take_run<'py>(
         } else {
             py.allow_threads(|| taker.take(&head, bytes))
         };
-        match taken {
-            Ok((body, highest)) => batches.append(batches::make_batch(raw.as_any(), &body, highest)?)?,
-            Err(reason) => {
-                end = reason;
-                break;
-            }
-        }
+        let Some((body, highest)) = taken else { break };
+        batches.append(batches::make_batch(raw.as_any(), &body, highest)?)?;
     }
-    Ok(taker.run.map(|run| {
-        (run.first_sequence, run.ack_wanted(), batches, run.rows, taker.size, end == End::Invalid)
-    }))
+    Ok(taker.run.map(|run| (run.first_sequence, run.ack_wanted(), batches, run.rows, taker.size)))
 }
 
 fn copy_cells<'py>(py: Python<'py>, cells: &[ReadOnlyCell<u8>]) -> PyResult<Bound<'py, PyBytes>> {

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import Sender
-from delta_prop_wire.core import FrameRun
 from delta_prop_wire.delta import (
     Delta,
     Dot,
@@ -23,6 +22,7 @@ from delta_prop_wire.delta import (
     opaque,
     sparse,
 )
+from delta_prop_wire.frame_runs import FrameRun
 from delta_prop_wire.validate import common_columns_only
 from tests.delta_prop.partition.pipeline_bench import Bench, batch_of
 

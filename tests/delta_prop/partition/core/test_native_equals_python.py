@@ -59,7 +59,8 @@ from tests.delta_prop.partition.pipeline_bench import Bench
 from tests.native_core import needs_native_core
 
 pytestmark = needs_native_core
-MODES = ("native", "python")
+MODES = {"native": "native", "python": "python", "alone": "python"}
+"""The cores that are compared; the last one with each frame and each call alone."""
 
 
 @pytest.mark.parametrize("described", DRAWN, ids=lambda described: described.__name__)
@@ -151,10 +152,10 @@ def bodies(draw: Any) -> tuple[bytes, bytes]:
         st.just([]) | st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=1)
     ):
         body[int(place * (len(body) - CRC_BYTES))] = byte
-    bounds = Batch(intact)._column_bounds
+    bounds = [*Batch(intact).column_bounds.values()]
     for place, word in draw(st.lists(st.tuples(st.floats(0, 0.999), WORDS), max_size=2)):
-        column = 2 * draw(st.integers(0, len(bounds) // 2 - 1))
-        start = bounds[column] + 4 * int(place * (bounds[column + 1] - bounds[column]) / 4)
+        first, end = draw(st.sampled_from(bounds))
+        start = first + 4 * int(place * (end - first) / 4)
         body[start : start + 4] = word.to_bytes(4, "little")
     body[-CRC_BYTES:] = crc32c(bytes(body[:-CRC_BYTES])).to_bytes(CRC_BYTES, "little")
     return intact, bytes(body)
@@ -326,9 +327,12 @@ def open_connection(credit: Credit) -> Connection:
     return connection
 
 
-def new_bench(log_deltas_max: int = 10_000) -> Bench:
+def new_bench(mode: str, log_deltas_max: int = 10_000) -> Bench:
     """Return a pipeline that knows two producers and a few vectors."""
     bench = Bench(pending_deltas_max=20, log_deltas_max=log_deltas_max)
+    if mode == "alone":
+        pipeline: Any = bench.pipeline
+        pipeline.offer_run = pipeline.offer_coalesced = pipeline._try_fast_path = lambda *_: 0
     for origin, owner in zip(ORIGINS, "pq", strict=True):
         bench.pipeline.hello(origin >> 20, owner, bench.now)
         bench.owners[origin] = owner
@@ -455,12 +459,12 @@ def test_frames_end_equally_in_log_and_state(raw: bytes, data: st.DataObject) ->
 
 def assert_frames_end_equally(raw: bytes, cuts: list[int], credit: Credit, log_deltas_max: int) -> None:
     results = []
-    for mode in MODES:
-        with core_mode.switched(mode):
-            bench = new_bench(log_deltas_max)
+    for mode, core in MODES.items():
+        with core_mode.switched(core):
+            bench = new_bench(mode, log_deltas_max)
             received = receive(bench, open_connection(credit), raw, cuts)
             results.append([received, log_of(bench), state_of(bench)])
-    assert results[0] == results[1]
+    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize(
@@ -487,9 +491,9 @@ def test_runs_of_two_epochs_or_producers_end_equally(sent: list[tuple[int, int, 
 @given(st.lists(st.tuples(st.fixed_dictionaries(WORK_FIELDS), st.integers(0, 2)), max_size=6))
 def test_single_batches_end_equally(works: list[Any]) -> None:
     results = []
-    for mode in MODES:
-        with core_mode.switched(mode):
-            bench = new_bench()
+    for mode, core in MODES.items():
+        with core_mode.switched(core):
+            bench = new_bench(mode)
             receipts = []
             for fields, lamport in works:
                 work = SequencedBatch(**{**fields, "receipt": Receipt()})
@@ -497,7 +501,7 @@ def test_single_batches_end_equally(works: list[Any]) -> None:
                     work.lamport = 100 + lamport
                 receipts.append(bench.pipeline.offer(work, bench.now))
             results.append([[*map(report, receipts)], log_of(bench), state_of(bench)])
-    assert results[0] == results[1]
+    assert results[0] == results[1] == results[2]
 
 
 # --- from the calls of a program to the log
@@ -540,8 +544,8 @@ def call_of(fields: dict[str, Any]) -> Draft | MatrixDraft | None:
     return Draft(**call) if can_share_batch(delta) else None
 
 
-def run_calls(ticks: list[list[dict[str, Any]]]) -> tuple[list[Any], Bench]:
-    bench = new_bench()
+def run_calls(mode: str, ticks: list[list[dict[str, Any]]]) -> tuple[list[Any], Bench]:
+    bench = new_bench(mode)
     partition = SimpleNamespace(
         pipeline=bench.pipeline,
         tick_callbacks=TickCallbacks(lambda: bench.now),
@@ -564,11 +568,11 @@ CALLS = st.fixed_dictionaries(DRAFT_FIELDS) | st.fixed_dictionaries(MATRIX_FIELD
 @given(st.lists(st.tuples(CALLS).map(list), min_size=1, max_size=5))
 def test_single_calls_end_equally(ticks: list[list[dict[str, Any]]]) -> None:
     results = []
-    for mode in MODES:
-        with core_mode.switched(mode):
-            outcomes, bench = run_calls(ticks)
+    for mode, core in MODES.items():
+        with core_mode.switched(core):
+            outcomes, bench = run_calls(mode, ticks)
             results.append([outcomes, log_of(bench), state_of(bench)])
-    assert results[0] == results[1]
+    assert results[0] == results[1] == results[2]
 
 
 def rows_of(bench: Bench) -> list[Any]:
@@ -590,8 +594,8 @@ def rows_of(bench: Bench) -> list[Any]:
 @given(st.lists(st.lists(CALLS, min_size=1, max_size=5), min_size=1, max_size=3))
 def test_calls_of_a_tick_end_equally(ticks: list[list[dict[str, Any]]]) -> None:
     results = []
-    for mode in MODES:
-        with core_mode.switched(mode):
-            outcomes, bench = run_calls(ticks)
+    for mode, core in MODES.items():
+        with core_mode.switched(core):
+            outcomes, bench = run_calls(mode, ticks)
             results.append([outcomes, rows_of(bench), state_of(bench)])
-    assert results[0] == results[1]
+    assert results[0] == results[1] == results[2]
