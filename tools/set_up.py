@@ -28,7 +28,7 @@ NAMES = ("python3.13", "python3.12", "python3.11", "python3", "python")
 PROBES, PROBE_S_MAX = 10, 20.0
 NO_CORE = (
     "no native core ({reason}): its twin in Python runs, with up to 5 times the CPU for batches of 100 and "
-    "13 times for lone deltas; install Rust (rustup.rs), then remove .venv/stamp-core"
+    "9 times for lone deltas; install Rust (rustup.rs), then remove .venv/stamp-core"
 )
 """The line for a machine that cannot build the native core."""
 QUICKER_MIN = 1.2
