@@ -121,11 +121,7 @@ class Core:
 
 
 class CoreMode:
-    """The core of the process: `core`, for reading only, and `is_native`, which is False for the twin.
-
-    Paths that are not in the core, since they touch a pipeline or a sink, ask `is_native` before their first
-    step.
-    """
+    """The core of the process: `core`, for reading only, and `is_native`, which is False for the twin."""
 
     __slots__ = ("_find_native", "_name_at_use", "core", "is_native")
     core: Core
