@@ -48,7 +48,6 @@ def pack_columns(
 def encode_rows(
     rows: Sequence[PackedRows], header: tuple[int, int, int, int, int], clock: bytes
 ) -> Batch | None: ...
-
 def fold_rows(
     tables: Sequence[Any],
     raw: bytes | memoryview,
