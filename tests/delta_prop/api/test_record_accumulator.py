@@ -18,7 +18,7 @@ from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CacheSink
 from delta_prop_wire.delta import AckLevel, Delta, Kind, Priority, create, scale, sparse, sparse_add
 from delta_prop_wire.errors import Refused
-from tests.native_core import needs_native_core
+from tests.native_core import coalesces_calls, needs_native_core
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +54,7 @@ async def publish_concurrently(p: RecordedPropagator, calls: Sequence[Any]) -> l
     return [results[index] for index in range(len(calls))]
 
 
+@coalesces_calls
 def test_concurrent_callers_share_a_batch_with_own_offsets() -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.publish_many(NAMES, np.ones((3, 3)))
@@ -122,6 +123,7 @@ def test_refused_call_does_not_affect_the_others() -> None:
     run_propagator(main)
 
 
+@coalesces_calls
 def test_call_cancelled_before_its_batch_is_never_applied() -> None:
     async def main(p: RecordedPropagator) -> bool:
         await p.publish_many(NAMES, np.ones((3, 3)))
@@ -161,6 +163,7 @@ def columns_call(count: int, width: int, priority: Priority = Priority.NORMAL) -
     )  # fmt: skip
 
 
+@coalesces_calls
 @needs_native_core
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(1, 2), st.integers(0, 1)), max_size=20))
 def test_call_groups_keep_order_key_and_limits(call_parameters: list[tuple[int, int, int]]) -> None:
