@@ -295,8 +295,13 @@ def test_one_kill_is_survived(tmp_path: Path) -> None:
 
 def test_premature_acknowledgement_is_found(tmp_path: Path) -> None:
     run = crash_run(tmp_path / "data", DirectoryOptions(level="memory", producers=NAMES))
-    assert run.run_round()
-    assert kinds(run.judge(read_log(run.directory / "log"))) == {"lost"}
+    found: set[str] = set()
+    for _ in range(8):  # a kill may come at a moment when everything is written
+        assert run.run_round()
+        found |= kinds(run.judge(read_log(run.directory / "log")))
+        if found:
+            break
+    assert found == {"lost"}
 
 
 def test_unmountable_images_are_reported_as_not_run(

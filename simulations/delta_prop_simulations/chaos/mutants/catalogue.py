@@ -321,7 +321,7 @@ _MUTANTS = (
             "self._apply_one(delivery, context)\n",
             (
                 "self._apply_one(delivery, context)\n"
-                "                await self._fold_deferred(context, pace)\n"
+                "            await self._fold_deferred(context, pace)\n"
             ),
         ),
     ),
