@@ -319,10 +319,7 @@ _MUTANTS = (
         edit(
             ResidentVectors.apply,
             "self._apply_one(delivery, context)\n",
-            (
-                "self._apply_one(delivery, context)\n"
-                "            await self._fold_deferred(context, pace)\n"
-            ),
+            "self._apply_one(delivery, context)\n            await self._fold_deferred(context, pace)\n",
         ),
     ),
     # --- the network protocol: clients, the server's connections, groups and forwarding
