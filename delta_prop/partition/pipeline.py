@@ -23,7 +23,7 @@ from delta_prop.calls.refusals import (
     withdrawn,
 )
 from delta_prop.partition.ack_tracker import AckTracker
-from delta_prop.partition.core.run_appender import RunAppender
+from delta_prop.partition.core.appender import Appender
 from delta_prop.partition.duplicate_batches import ack_duplicate, find_offsets, find_outcome
 from delta_prop.partition.entries import (
     accepted_ids,
@@ -84,7 +84,7 @@ class Pipeline:
         self.queue = queue
         self.orderer = orderer
         self.origins = origins
-        self.appender = RunAppender(
+        self.appender = Appender(
             log,
             watermarks=orderer.watermarks,
             origins=origins,

@@ -73,7 +73,6 @@ impl Run {
     }
 }
 
-
 /// The frames that were taken.
 #[derive(Default)]
 pub struct Taker {

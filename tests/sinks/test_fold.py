@@ -89,7 +89,7 @@ class Sinks:
 @needs_native_core
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), log=logs(), early=st.integers(0, 2))
-def test_native_core_and_twin_fold_equally(data: st.DataObject, log: FakeLog, early: int) -> None:
+def test_both_cores_fold_equally(data: st.DataObject, log: FakeLog, early: int) -> None:
     """Each core gets the same deliveries: selections of rows, duplicates, batches out of order."""
     refs = [("default", "a"), ("default", "b"), ("other", "c")]
     before = FakeLog()

@@ -58,7 +58,7 @@ def outcome(call: Callable[[], object]) -> object:
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_native_slots_equal_their_twin(steps: list[tuple[str, Any]]) -> None:
+def test_both_cores_give_the_same_slots(steps: list[tuple[str, Any]]) -> None:
     with core_mode.switched("native"):
         native = make_slots()
     twin = Slots()

@@ -92,8 +92,8 @@ def encode_batch(
     if not 1 <= count <= BATCH_ROWS_MAX:
         raise InvalidDelta("batch", f"{count} deltas; a batch holds 1 to {BATCH_ROWS_MAX}: split it")
     if counters is None and row_offsets is None and not previous and not parent_positions:
-        packed = [row for row in map(core_mode.core.pack_delta, deltas) if row is not None]
-        if len(packed) == count:
+        packed = _pack_deltas(deltas)
+        if packed is not None:
             batch = encode_rows(
                 packed,
                 origin=origin,
@@ -131,6 +131,18 @@ def encode_batch(
         dimension=dimension,
         previous=previous,
     )
+
+
+def _pack_deltas(deltas: Sequence[Delta]) -> list[PackedRows] | None:
+    """Return the deltas as the core packs them; None if it leaves one to Python."""
+    pack = core_mode.core.pack_delta
+    rows: list[PackedRows] = []
+    for delta in deltas:
+        row = pack(delta)
+        if row is None:
+            return None
+        rows.append(row)
+    return rows
 
 
 def name_columns(namespaces: Sequence[str], vector_ids: Sequence[str]) -> dict[Column, bytes]:
@@ -178,10 +190,8 @@ def encode_vectors(
     """
     pack = core_mode.core.pack_columns
     packed = pack([*keys], matrix, indices, namespace, kind) if ids is None else None
-    batch = (
-        None
-        if packed is None
-        else encode_rows(
+    if packed is not None:
+        batch = encode_rows(
             [packed],
             origin=origin,
             base=base,
@@ -191,9 +201,8 @@ def encode_vectors(
             priority=priority,
             hybrid_time=hybrid_time,
         )
-    )
-    if batch is not None:
-        return batch
+        if batch is not None:
+            return batch
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
     _add_texts(columns, keys)

@@ -433,9 +433,7 @@ class ActiveSegment:
     def takes(self, size: int, seen_us: int) -> bool:
         """Return True if `write_for` would return the write of the last segment, which has frames."""
         last = self._segments.last
-        if last is None or not 0 < last.size <= self._bytes_max - size:
-            return False
-        return seen_us - last.seen_first_us < self._age_us_max
+        return last is not None and 0 < last.size <= self._bytes_max - size and not self.is_old(last, seen_us)
 
     def is_old(self, segment: Segment, seen_us: int) -> bool:
         """Return True if the segment has been active for `segment_s_max`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from delta_prop.calls.outcomes import PublishAck, RowAck
@@ -25,6 +25,7 @@ from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, ErrorCode
+from delta_prop_wire.validate import may_be_in_run
 
 if TYPE_CHECKING:
     from delta_prop.partition.core.coalesced_draft import CoalescedDraft
@@ -113,6 +114,53 @@ class Appender:
         self._note_appended(logged, now)
         level = self.log.ack_level if work.sender.is_forwarder else self.granted_level(batch.ack_level)
         return (logged,), PublishAck(logged.offset, batch.dot(0), batch.count, level)
+
+    def append_run(
+        self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
+    ) -> list[LoggedBatch]:
+        """Append consecutive batches of one origin that has said hello, faster than `append_sequenced`.
+
+        Return those that were appended: none if the log lacks the capacity for all; otherwise those before
+        the first batch that is refused, or that has more than common columns.
+        """
+        if not self.log.make_capacity_for(batches):
+            return []
+        origin, first_lamport = batches[0].origin, self.lamport + 1
+        valid_count = self.vectors.append_run(
+            [*takewhile(may_be_in_run, batches)],
+            source,
+            lambda other: self._clocks.seen_counter(origin, (), other),
+        )
+        if not valid_count:
+            return []
+        accepted = batches if valid_count == len(batches) else batches[:valid_count]
+        logged_batches = self.log.append_run(accepted, lamport=first_lamport, source=source)
+        first, last = logged_batches[0], logged_batches[-1]
+        self.lamport = last.lamport + last.count - 1
+        self._origins.note_appended_run(state, accepted, first.offset, now)
+        self._clocks.note_appended(origin, ())
+        self.counters.accepted += last.next_offset - first.offset
+        return logged_batches
+
+    def append_coalesced(self, draft: CoalescedDraft, origin: int, now: float) -> LoggedBatch:
+        """Append a draft that names no ids and no parents, so that it holds no duplicates.
+
+        Raises Refused; then nothing has changed.
+        """
+        clock = self._find_clock_changes(draft, origin)
+        batch = draft.encode(
+            origin=origin,
+            base=self._watermarks.get(origin, 0) + 1,
+            clock=clock,
+            hybrid_time=self._next_hybrid_time(),
+        )
+        appended = self.append_run([batch], self._require_state(batch), Source.LOCAL, now)
+        if appended:
+            return appended[0]
+        self.vectors.check(batch, self._load_head)
+        logged = self._append(batch, None, Source.LOCAL)
+        self._note_appended(logged, now)
+        return logged
 
     def granted_level(self, level: AckLevel) -> AckLevel:
         """Return the ack level that an acknowledgement may state: the requested one, bounded by the log's."""
