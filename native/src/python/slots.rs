@@ -128,9 +128,9 @@ impl Slots {
 
 /// Fold the leading rows of a batch; return how many were taken, and how many of these were folded.
 ///
-/// `tables`: for each name in the batch's table of namespaces, an object with its `slots`, or None. `place`: offset and Lamport number
-/// of the first row. `chosen`: the rows to fold, ascending; None for all. `adds`: a vector without a slot gets one;
-/// else its row is skipped if it changes a part.
+/// `tables`: for each name in the batch's table of namespaces, an object with its `slots`, or None. `place`: offset
+/// and Lamport number of the first row. `chosen`: the rows to fold, ascending; None for all. `adds`: a vector without
+/// a slot gets one; else its row is skipped if it changes a part.
 #[pyfunction]
 #[pyo3(signature = (tables, raw, place, chosen, adds))]
 pub fn fold_rows(
