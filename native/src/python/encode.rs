@@ -179,7 +179,9 @@ pub fn pack_columns<'py>(
 /// Attributes, origin, epoch, counter of the first row, and hybrid time of a batch.
 type Header = (u16, u64, u32, u64, u64);
 
-/// Return the Batch of packed rows; None if it is too large, or has invalid counters. `clock`: the column of clock entries, or empty.
+/// Return the Batch of packed rows; None if it is too large, or has invalid counters.
+///
+/// `clock`: the column of clock entries, or empty.
 #[pyfunction]
 pub fn encode_rows<'py>(
     rows: Vec<Bound<'py, PackedRows>>,
