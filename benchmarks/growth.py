@@ -34,7 +34,7 @@ KINDS = (Kind.DENSE, Kind.SPARSE)
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; return the exit status."""
-    parser = options_of("growth", __doc__, rounds=7)
+    parser = options_of("growth", __doc__, rounds=15)
     parser.add_only(
         [case.name for case in CASES], "only cases whose name contains PART, and the small service"
     )

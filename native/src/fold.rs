@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
+use std::hint::black_box;
 
 use crate::body::{u32_at, Body};
 use crate::names::{hash_of, Names, MISSING, NAME_BYTES_MAX};
@@ -13,6 +14,9 @@ use crate::spec::{attribute, column, kind};
 const HEAD_NUMBERS: usize = 4;
 const LAMPORT: usize = 0;
 const OFFSET: usize = 3;
+
+/// How many numbers of a vector share a line of the processor's caches.
+const CACHE_LINE_NUMBERS: usize = 16;
 
 const ABSENT: u8 = 0;
 const VECTOR: u8 = 1;
@@ -86,6 +90,22 @@ impl Columns<'_> {
     fn capacity(&self) -> usize {
         let slots = self.forms.len().min(self.flags.len()).min(self.heads.len() / HEAD_NUMBERS);
         slots.min(self.numbers.len().checked_div(self.dimension).unwrap_or(0))
+    }
+
+    /// Reads the head and the flags of a slot, if it exists.
+    fn touch(&self, slot: u32) -> i64 {
+        let slot = slot as usize;
+        match (self.heads.get(HEAD_NUMBERS * slot), self.forms.get(slot), self.flags.get(slot)) {
+            (Some(head), Some(form), Some(flags)) => head.get() ^ i64::from(form.get() ^ flags.get()),
+            _ => 0,
+        }
+    }
+
+    /// Reads a number of each cache line of the vector in a slot, if that exists.
+    fn touch_numbers(&self, slot: u32) -> u32 {
+        let start = self.dimension.saturating_mul(slot as usize);
+        let numbers = self.numbers.get(start..start.saturating_add(self.dimension)).unwrap_or(&[]);
+        numbers.iter().step_by(CACHE_LINE_NUMBERS).fold(0, |read, number| read ^ number.get().to_bits())
     }
 
     /// True if a row can be the first of a vector.
@@ -162,15 +182,34 @@ pub struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// Folds a row. `place`: offset and Lamport number of its body's first row. `has_extras`: as for `fold`.
-    pub fn take(&mut self, row: &Row, place: (i64, i64), has_extras: impl Fn(u32) -> bool) -> Outcome {
-        let (hash, found) = match &self.names {
-            Some((names, hashes)) => {
-                let hash = hash_of(hashes, row.key);
-                (hash, names.find(hash, row.key))
-            }
-            None => (0, MISSING),
-        };
+    /// Returns the hash of each row's vector id, and reads what `take` will read, a stage for all rows after the
+    /// other. Within a stage the reads overlap; in a look-up each waits for the one before.
+    pub fn read_ahead(&self, rows: &[Row]) -> Vec<u32> {
+        let Some((names, hashes)) = &self.names else { return vec![0; rows.len()] };
+        let hashes: Vec<u32> = rows.iter().map(|row| hash_of(hashes, row.key)).collect();
+        let slots: Vec<u32> = hashes.iter().map(|hash| names.guess(*hash)).collect();
+        let mut read = 0;
+        for slot in &slots {
+            read ^= names.place(*slot) ^ self.columns.as_ref().map_or(0, |columns| columns.touch(*slot)) as u64;
+        }
+        for slot in &slots {
+            read ^= u64::from(names.first_byte(*slot));
+            read ^= u64::from(self.columns.as_ref().map_or(0, |columns| columns.touch_numbers(*slot)));
+        }
+        black_box(read);
+        hashes
+    }
+
+    /// Folds a row. `hash`: of its vector id. `place`: offset and Lamport number of its body's first row.
+    /// `has_extras`: as for `fold`.
+    pub fn take(
+        &mut self,
+        row: &Row,
+        hash: u32,
+        place: (i64, i64),
+        has_extras: impl Fn(u32) -> bool,
+    ) -> Outcome {
+        let found = self.names.as_ref().map_or(MISSING, |(names, _)| names.find(hash, row.key));
         let is_new = found == MISSING;
         if is_new && !self.adds && row.is_partial() {
             return Outcome::Skipped;

@@ -3,7 +3,7 @@
 use std::collections::hash_map::RandomState;
 
 use crate::names::Names;
-pub use crate::names::{hash_of, MISSING};
+pub use crate::names::{hash_of, MISSING, NAMES_TOGETHER};
 
 /// The head of a vector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +62,23 @@ impl HeadTable {
     /// Finds the entry of a vector id with this hash, else MISSING.
     pub fn find(&self, hash: u32, key: &[u8]) -> u32 {
         self.names.find(hash, key)
+    }
+
+    /// The entry that a search for a vector id with this hash finds most often; else MISSING.
+    pub fn guess(&self, hash: u32) -> u32 {
+        self.names.guess(hash)
+    }
+
+    /// Reads the head of an entry, and where its vector id lies.
+    pub fn touch(&self, entry: u32) -> u64 {
+        let writer = self.writers.get(entry as usize).copied().unwrap_or(0);
+        let counter = self.counters.get(entry as usize).copied().unwrap_or(0);
+        self.names.place(entry) ^ counter ^ u64::from(writer)
+    }
+
+    /// Reads the first byte of the vector id of an entry.
+    pub fn touch_key(&self, entry: u32) -> u64 {
+        u64::from(self.names.first_byte(entry))
     }
 
     /// Writes the head of an entry. `life`: Some(false) if the vector is dead now, None if that does not change.

@@ -14,6 +14,8 @@ const SLOTS_MOVED: usize = 16;
 pub const MISSING: u32 = u32::MAX;
 /// The maximum bytes of a name.
 pub const NAME_BYTES_MAX: usize = (1 << LENGTH_BITS) - 1;
+/// How many names are best looked up together: so many that the processor's caches keep what each look-up reads.
+pub const NAMES_TOGETHER: usize = 64;
 /// A position of 48 bits fits beside a length of 16 bits.
 const LENGTH_BITS: u32 = 16;
 /// The place of an entry whose name was removed.
@@ -73,6 +75,23 @@ impl Names {
             return self.find_in(&self.old_slots, hash, name);
         }
         found
+    }
+
+    /// The entry in the slot at which the search for a name with this hash begins, most often that of the name; else
+    /// MISSING.
+    pub fn guess(&self, hash: u32) -> u32 {
+        let at = hash as usize & self.slots.len().wrapping_sub(1);
+        self.slots.get(at).map_or(MISSING, |slot| (*slot as u32).wrapping_sub(1))
+    }
+
+    /// Reads where the name of an entry lies.
+    pub fn place(&self, entry: u32) -> u64 {
+        self.places.get(entry as usize).copied().unwrap_or(0)
+    }
+
+    /// Reads the first byte of the name of an entry.
+    pub fn first_byte(&self, entry: u32) -> u8 {
+        self.text.get((self.place(entry) >> LENGTH_BITS) as usize).copied().unwrap_or(0)
     }
 
     fn find_in(&self, slots: &[u64], hash: u32, name: &[u8]) -> u32 {

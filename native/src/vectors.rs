@@ -2,9 +2,10 @@
 
 use std::collections::hash_map::RandomState;
 use std::collections::HashMap;
+use std::hint::black_box;
 
 use crate::body::Body;
-use crate::heads::{hash_of, HeadEntry, HeadTable, MISSING};
+use crate::heads::{hash_of, HeadEntry, HeadTable, MISSING, NAMES_TOGETHER};
 use crate::spec::kind;
 
 /// The index of no writer.
@@ -357,12 +358,30 @@ impl Vectors {
             let (namespace, name) = *known.get(body.namespace_index(row))?;
             rows.push(Row { namespace, name, key, hash: hash_of(&self.hashes, key), entry: MISSING });
         }
-        for row in &mut rows {
-            if row.namespace != UNKNOWN {
-                row.entry = self.namespaces[row.namespace as usize].table.find(row.hash, row.key);
-            }
+        for group in rows.chunks_mut(NAMES_TOGETHER) {
+            self.look_up(group);
         }
         Some(rows)
+    }
+
+    /// Sets the entry of each row. First reads what all look-ups will read, a stage for all rows after the other:
+    /// within a stage the reads overlap; in a look-up each waits for the one before.
+    fn look_up(&self, rows: &mut [Row<'_>]) {
+        let mut read = 0;
+        let table = |row: &Row<'_>| self.namespaces.get(row.namespace as usize).map(|known| &known.table);
+        for row in &mut *rows {
+            row.entry = table(row).map_or(MISSING, |table| table.guess(row.hash));
+        }
+        for row in &*rows {
+            read ^= table(row).map_or(0, |table| table.touch(row.entry));
+        }
+        for row in &*rows {
+            read ^= table(row).map_or(0, |table| table.touch_key(row.entry));
+        }
+        black_box(read);
+        for row in rows {
+            row.entry = table(row).map_or(MISSING, |table| table.find(row.hash, row.key));
+        }
     }
 
     fn is_alive(&self, row: &Row<'_>) -> Option<bool> {

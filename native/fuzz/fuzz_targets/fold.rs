@@ -33,8 +33,9 @@ fuzz_target!(|data: &[u8]| {
         let columns = Columns { heads, forms, flags, numbers, dimension: DIMENSION };
         let adds = offset % 3 != 2;
         let mut table = Table { names: Some((&mut names, &hashes)), columns: Some(columns), adds };
-        for row in rows(&body) {
-            match table.take(&row, (offset, offset + 1), |slot| slot % 5 == 4) {
+        let rows: Vec<_> = rows(&body).collect();
+        for (row, hash) in rows.iter().zip(table.read_ahead(&rows)) {
+            match table.take(row, hash, (offset, offset + 1), |slot| slot % 5 == 4) {
                 Outcome::Folded | Outcome::Skipped => {}
                 Outcome::Left => break,
             }

@@ -76,11 +76,13 @@ impl PackedRows {
         indices: Option<Bound<'py, PyBytes>>,
         data: Option<Bound<'py, PyBytes>>,
     ) -> PyResult<Option<PackedRows>> {
-        let Some(namespace) = valid_name(namespace, NAMESPACE_BYTES_MAX) else { return Ok(None) };
+        let Ok(namespace) = namespace.downcast::<PyString>() else { return Ok(None) };
+        if valid_text(namespace, NAMESPACE_BYTES_MAX).is_none() {
+            return Ok(None);
+        }
         let (mut text, mut sizes) = (Vec::new(), Vec::with_capacity(keys.len()));
         for key in keys.iter() {
-            let Some(key) = valid_name(&key, VECTOR_ID_BYTES_MAX) else { return Ok(None) };
-            let key = key.to_str()?;
+            let Some(key) = valid_text(&key, VECTOR_ID_BYTES_MAX) else { return Ok(None) };
             text.extend_from_slice(key.as_bytes());
             sizes.push(key.len() as u32);
         }
@@ -99,7 +101,7 @@ impl PackedRows {
             && all_finite(numbers);
         Ok(is_valid.then(|| PackedRows {
             kind,
-            namespace: namespace.unbind(),
+            namespace: namespace.clone().unbind(),
             width,
             keys: keys.unbind(),
             text,
@@ -112,9 +114,10 @@ impl PackedRows {
     }
 }
 
-fn valid_name<'py>(name: &Bound<'py, PyAny>, bytes_max: usize) -> Option<Bound<'py, PyString>> {
-    let name = name.downcast::<PyString>().ok()?;
-    name_is_valid(name.to_str().ok()?.as_bytes(), bytes_max).then(|| name.clone())
+/// Returns the text of a name, if it is a string and valid.
+fn valid_text<'a>(name: &'a Bound<'_, PyAny>, bytes_max: usize) -> Option<&'a str> {
+    let text = name.downcast::<PyString>().ok()?.to_str().ok()?;
+    name_is_valid(text.as_bytes(), bytes_max).then_some(text)
 }
 
 /// Returns the bytes of an array with this type and number of dimensions.

@@ -1,6 +1,7 @@
 //! `Slots`, the slots of the vectors of a table for Python, and the fold of a batch into tables.
 
 use std::collections::hash_map::RandomState;
+use std::iter::from_fn;
 
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::exceptions::{PyKeyError, PyValueError};
@@ -11,7 +12,10 @@ use pyo3::types::{PyDict, PyList, PyString};
 use super::with_bytes;
 use crate::body::Body;
 use crate::fold::{rows, Columns, Outcome, Table};
-use crate::names::{hash_of, Names, MISSING, NAME_BYTES_MAX};
+use crate::names::{hash_of, Names, MISSING, NAME_BYTES_MAX, NAMES_TOGETHER};
+
+/// How many rows are looked up together: as many as the processor's caches keep.
+const ROWS_TOGETHER: usize = 24;
 
 /// The slots of vectors by vector id, and the columns of their table.
 #[pyclass]
@@ -164,8 +168,10 @@ pub fn fold_rows(
                 extras = columns.as_ref().map(|columns| columns.extras.bind(py)).filter(|extras| !extras.is_empty());
             }
             let has_extras = |slot| extras.is_some_and(|extras| extras.contains(slot).unwrap_or(true));
-            while let Some(row) = rows.next_if(|row| row.namespace == namespace) {
-                match table.take(&row, place, has_extras) {
+            let group: Vec<_> =
+                from_fn(|| rows.next_if(|row| row.namespace == namespace)).take(NAMES_TOGETHER).collect();
+            for (row, hash) in group.iter().zip(table.read_ahead(&group)) {
+                match table.take(row, hash, place, has_extras) {
                     Outcome::Folded => folded += 1,
                     Outcome::Skipped => {}
                     Outcome::Left => return Ok((taken, folded)),
