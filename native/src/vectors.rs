@@ -4,14 +4,20 @@ use std::collections::hash_map::RandomState;
 use std::collections::HashMap;
 use std::hint::black_box;
 
-use crate::body::Body;
+use crate::body::{u32_at, u64_at, Body};
 use crate::heads::{hash_of, HeadEntry, HeadTable, MISSING, NAMES_TOGETHER};
+use crate::names::NAME_BYTES_MAX;
 use crate::spec::kind;
 
 /// The index of no writer.
 const NO_WRITER: u32 = u32::MAX;
 /// `Namespace::writer` if several origins have written.
 const SEVERAL: u32 = u32::MAX - 1;
+
+/// Separates vector ids in a checkpoint; the states of vectors in it, as in `heads.py`.
+const SEPARATOR: u8 = 0;
+const ALIVE: u8 = 0;
+const DEAD: u8 = 1;
 
 /// The known vectors of one namespace.
 #[derive(Default)]
@@ -246,31 +252,40 @@ impl Vectors {
         }
     }
 
-    /// Adds the heads of a checkpoint to a namespace: vector id, index of the writer, counter; then the dead ones.
-    /// Returns false if a head is of a writer that is not known.
-    pub fn restore_heads(&mut self, name: &str, heads: &[(String, u32, u64)], dead: &[String]) -> bool {
+    /// Adds the heads of a checkpoint to a namespace: vector ids, separated by NUL, and for each the index of the
+    /// writer, the counter and the state. Returns false if the columns do not fit each other, or a writer is unknown.
+    pub fn restore_heads(
+        &mut self,
+        name: &str,
+        keys: &[u8],
+        writers: &[u8],
+        counters: &[u8],
+        states: &[u8],
+    ) -> bool {
         let index = self.add_namespace(name) as usize;
-        for (vector_id, writer, counter) in heads {
-            if *writer as usize >= self.writers.len() {
+        if writers.len() != 4 * states.len() || counters.len() != 8 * states.len() {
+            return false;
+        }
+        let mut row = 0;
+        for key in keys.split(|byte| *byte == SEPARATOR).take(states.len()) {
+            let writer = u32_at(writers, 4 * row);
+            if writer as usize >= self.writers.len() || key.len() > NAME_BYTES_MAX {
                 return false;
             }
-            self.put_head(index, vector_id, *writer, *counter, Some(true));
-        }
-        for vector_id in dead {
-            let key = vector_id.as_bytes();
-            let table = &mut self.namespaces[index].table;
-            let entry = table.find(hash_of(&self.hashes, key), key);
-            if entry != MISSING {
-                let head = table.head(entry);
-                table.write(entry, head.writer, head.counter, Some(false));
-            }
+            let life = match states[row] {
+                ALIVE => Some(true),
+                DEAD => Some(false),
+                _ => None,
+            };
+            self.put_head(index, key, writer, u64_at(counters, 8 * row), life);
+            row += 1;
         }
         let is_single = self.writers.len() == 1;
         let known = &mut self.namespaces[index];
         if !known.table.is_empty() {
             known.writer = if is_single { 0 } else { SEVERAL };
         }
-        true
+        row == states.len()
     }
 
     /// Restores the writers of a checkpoint, and whether namespaces that are not known have no vectors.
@@ -292,7 +307,7 @@ impl Vectors {
         let writer = self.add_writer(dot.0);
         let index = self.add_namespace(namespace) as usize;
         self.namespaces[index].note_writer(writer);
-        self.put_head(index, vector_id, writer, dot.1, is_dead.then_some(false));
+        self.put_head(index, vector_id.as_bytes(), writer, dot.1, is_dead.then_some(false));
         let known = &mut self.namespaces[index];
         if let Some(width) = width {
             match known.widths.iter_mut().find(|(other, _)| *other == width) {
@@ -557,8 +572,7 @@ impl Vectors {
 }
 
 impl Vectors {
-    fn put_head(&mut self, index: usize, vector_id: &str, writer: u32, counter: u64, life: Option<bool>) {
-        let key = vector_id.as_bytes();
+    fn put_head(&mut self, index: usize, key: &[u8], writer: u32, counter: u64, life: Option<bool>) {
         let hash = hash_of(&self.hashes, key);
         let table = &mut self.namespaces[index].table;
         let mut entry = table.find(hash, key);

@@ -5,14 +5,14 @@ Pure and bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from delta_prop_core import Heads
 
+from delta_prop.partition.ingest.heads import ORIGIN_SHIFT
 from delta_prop.partition.ingest.vector_heads import (
     HEADS_MAX,
-    ORIGIN_SHIFT,
     VECTOR_KINDS,
     SavedVectors,
     VectorHeads,
@@ -23,9 +23,8 @@ from delta_prop.partition.ingest.vector_heads import (
 from delta_prop_wire.delta import Dot, Head, Kind, Source
 
 if TYPE_CHECKING:
+    from delta_prop.partition.ingest.heads import SavedHeads
     from delta_prop_wire.batch import Batch
-
-_COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
 
 
 class NativeVectorHeads(VectorHeads):
@@ -105,13 +104,13 @@ class NativeVectorHeads(VectorHeads):
             ]
             yield keys, codes, bytes(dead)
 
-    def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
+    def restore(self, saved: SavedVectors, heads: Iterable[SavedHeads]) -> None:
         self._heads.restore_writers(saved.writers, saved.complete)
         for name, (dimension, complete) in saved.namespaces.items():
             self._heads.set_namespace(name, dimension, complete)
-            codes, dead = heads.get(name, ({}, set()))
-            restored = [(key, code >> ORIGIN_SHIFT, code & _COUNTER_MASK) for key, code in codes.items()]
-            self._heads.restore_heads(name, restored, list(dead))
+        for columns in heads:
+            if columns.name in saved.namespaces:
+                self._heads.restore_heads(*columns)
         self._heads.keep_bound()
 
     def load_states(self, batch: Batch) -> None:

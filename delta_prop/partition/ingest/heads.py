@@ -5,10 +5,10 @@ Pure. Each namespace has these columns: vector ids, the dot of each head, and wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import or_
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -116,25 +116,36 @@ def pack_heads(
     }
 
 
-def unpack_heads(
-    packed: Mapping[str, Any], writers: Sequence[int]
-) -> tuple[list[str], list[int], list[str], list[str]]:  # fmt: skip
-    """Return for one namespace the vector ids, their codes, the ids of dead vectors, and the ids of vectors
-    that are known to be alive.
+class SavedHeads(NamedTuple):
+    """Heads of one namespace in a checkpoint, oldest first; later ones replace those of the same vectors.
 
-    `writers`: for each index of an origin in the columns, its index in the returned codes.
+    `keys`: the vector ids in UTF-8, separated by NUL. For each: `writers`, the index of its head's origin
+    (u32, little-endian), `counters`, the counter (u64, little-endian), and `states`: ALIVE, DEAD, UNCHANGED.
     """
-    if not packed["count"]:
-        return [], [], [], []
-    keys = str(packed["keys"], "utf-8").split(_SEPARATOR)
-    index = np.frombuffer(packed["places"], "<u4")
-    counters = np.frombuffer(packed["counters"], "<u8").tolist()
-    shifted = [writer << ORIGIN_SHIFT for writer in writers]
-    if (index == index[0]).all():
-        codes = list(map(shifted[int(index[0])].__or__, counters))
-    else:
-        codes = list(map(or_, map(shifted.__getitem__, index.tolist()), counters))
-    states = np.frombuffer(packed["states"], np.uint8)
-    dead = [keys[row] for row in np.flatnonzero(states == DEAD).tolist()]
-    alive = keys if not states.any() else [keys[row] for row in np.flatnonzero(states == ALIVE).tolist()]
-    return keys, codes, dead, alive
+
+    name: str
+    keys: bytes
+    writers: bytes
+    counters: bytes
+    states: bytes
+
+    @classmethod
+    def read(cls, packed: Mapping[str, Any], writers: Sequence[int]) -> SavedHeads:
+        """Read packed columns. `writers`: the index of each of their origins. Raises ValueError, KeyError."""
+        count, places = packed["count"], np.frombuffer(packed["places"], "<u4")
+        counters, states = packed["counters"], packed["states"]
+        if not len(places) == len(counters) // 8 == len(states) == count:
+            raise ValueError(f"columns of {count} heads have other lengths")
+        if count and int(places.max()) >= len(writers):
+            raise ValueError(f"a head of origin {int(places.max())}, and there are {len(writers)}")
+        indexes = np.array(writers, "<u4")[places] if count else places
+        return cls(packed["name"], packed["keys"], indexes.tobytes(), counters, states)
+
+    def rows(self) -> Iterator[tuple[str, int, int]]:
+        """Yield vector id, code of the head, and state of each vector. Raises ValueError."""
+        if not self.states:
+            return
+        keys = str(self.keys, "utf-8").split(_SEPARATOR)
+        writers, counters = np.frombuffer(self.writers, "<u4"), np.frombuffer(self.counters, "<u8")
+        shifted = map(int.__lshift__, writers.tolist(), repeat(ORIGIN_SHIFT))
+        yield from zip(keys, map(or_, shifted, counters.tolist()), self.states, strict=True)

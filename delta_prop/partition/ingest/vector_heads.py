@@ -6,7 +6,7 @@ and ignores an operation on a missing vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from delta_prop.partition.ingest.expectations import check_expects
+from delta_prop.partition.ingest.heads import ALIVE, DEAD, ORIGIN_SHIFT, SavedHeads
 from delta_prop_wire.batch import SPARSE_KINDS, Batch
 from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Dot, Head, Kind, Source
 from delta_prop_wire.errors import InvalidDelta, UsageError
 
 HEADS_MAX = 2_000_000
-ORIGIN_SHIFT = 64
 """Shift of the origin's index in the code of a head; the counter is in the bits below."""
 SEVERAL_WRITERS = -2
 """Value of `Namespace.writer` if several origins have written. Before the first write it is None."""
@@ -257,21 +257,33 @@ class VectorHeads:
             dead = bytes(map(known.dead.__contains__, chunk)) if known.dead else bytes(len(chunk))
             yield chunk, chunk_codes, dead
 
-    def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
-        """Restore the state from a checkpoint."""
+    def restore(self, saved: SavedVectors, heads: Iterable[SavedHeads]) -> None:
+        """Restore the state from a checkpoint. Raises ValueError if the heads do not fit it."""
         self._writers = list(saved.writers)
         self._writer_indexes = {origin: index for index, origin in enumerate(self._writers)}
         self._complete = saved.complete
         for name, (dimension, complete) in saved.namespaces.items():
-            known = self._namespaces[name] = Namespace(complete=complete)
-            known.dimension = dimension
-            known.heads, known.dead = heads.get(name, ({}, set()))
-            # If several origins have written, it would take long to find out if only one wrote here.
-            if known.heads:
-                known.writer = 0 if len(self._writers) == 1 else SEVERAL_WRITERS
+            self._namespaces[name] = Namespace(complete=complete)
+            self._namespaces[name].dimension = dimension
+        for columns in heads:
+            if columns.name in saved.namespaces:
+                self._restore_heads(self._namespaces[columns.name], columns)
         self._count = sum(len(known.heads) for known in self._namespaces.values())
         while self._count > self._heads_max:
             self._drop_oldest()
+
+    def _restore_heads(self, known: Namespace, columns: SavedHeads) -> None:
+        for key, code, state in columns.rows():
+            if code >> ORIGIN_SHIFT >= len(self._writers):
+                raise ValueError(f"a head of writer {code >> ORIGIN_SHIFT}, of {len(self._writers)}")
+            known.heads[key] = code
+            if state == DEAD:
+                known.dead.add(key)
+            elif state == ALIVE:
+                known.dead.discard(key)
+        # If several origins have written, it would take long to find out if only one wrote here.
+        if known.heads:
+            known.writer = 0 if len(self._writers) == 1 else SEVERAL_WRITERS
 
     def load_states(self, batch: Batch) -> None:
         """Restore from state rows of a snapshot: heads, tombstones, and the most common dimension."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
-from delta_prop.partition.ingest.heads import unpack_heads
+from delta_prop.partition.ingest.heads import SavedHeads
 from delta_prop.partition.ingest.origins import OriginColumns, OriginState, SavedOrigin
 from delta_prop.partition.ingest.vector_heads import SavedVectors
 
@@ -135,8 +135,8 @@ class StateManifest:
 class PipelineState:
     """Everything that a checkpoint restores.
 
-    By origin: `watermarks`, `active` (states), `idle` (epochs) and `clocks`. By namespace: `heads`, the codes
-    of the last dots by vector id, and the ids of deleted vectors. `ids`: those in no run, with their offsets.
+    By origin: `watermarks`, `active` (states), `idle` (epochs) and `clocks`. `heads`: oldest first. `ids`:
+    those in no run, with their offsets.
     """
 
     manifest: StateManifest
@@ -144,7 +144,7 @@ class PipelineState:
     active: dict[int, SavedOrigin] = field(default_factory=dict)
     idle: dict[int, int] = field(default_factory=dict)
     clocks: dict[int, dict[int, int]] = field(default_factory=dict)
-    heads: dict[str, tuple[dict[str, int], set[str]]] = field(default_factory=dict)
+    heads: list[SavedHeads] = field(default_factory=list)
     ids: list[tuple[list[bytes], list[int]]] = field(default_factory=list)
     runs: list[IdRun] = field(default_factory=list)
 
@@ -186,13 +186,7 @@ def unpack(raw: bytes, read_part: Callable[[str], bytes], open_run: Callable[[st
         fields = msgpack.unpackb(read_part(name))
         _load_origins(state, fields)
         codes_of_file = [index_of[origin] for origin in _unpack_array(fields["writers"])]
-        for packed in fields["heads"]:
-            heads, dead = state.heads.setdefault(packed["name"], ({}, set()))
-            keys, codes, died, alive = unpack_heads(packed, codes_of_file)
-            heads.update(zip(keys, codes, strict=True))
-            if dead:
-                dead.difference_update(alive)
-            dead.update(died)
+        state.heads += [SavedHeads.read(packed, codes_of_file) for packed in fields["heads"]]
     state.runs = [open_run(name) for name in manifest.runs]
     sealed_until = state.runs[-1].facts.last_offset if state.runs else -1
     for name, _ in manifest.ids:

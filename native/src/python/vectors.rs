@@ -122,11 +122,18 @@ impl Heads {
         columns
     }
 
-    fn restore_heads(&mut self, name: &str, heads: Vec<(String, u32, u64)>, dead: Vec<String>) -> PyResult<()> {
-        if self.0.restore_heads(name, &heads, &dead) {
+    fn restore_heads(
+        &mut self,
+        name: &str,
+        keys: &[u8],
+        writers: &[u8],
+        counters: &[u8],
+        states: &[u8],
+    ) -> PyResult<()> {
+        if self.0.restore_heads(name, keys, writers, counters, states) {
             return Ok(());
         }
-        Err(PyValueError::new_err("a head of an unknown writer: restore the writers first"))
+        Err(PyValueError::new_err("heads whose columns do not fit each other, or of an unknown writer"))
     }
 
     fn restore_writers(&mut self, writers: Vec<u64>, is_complete: bool) {

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from delta_prop.partition.ingest.heads import ALIVE, DEAD, SavedHeads, pack_heads
 from delta_prop.partition.ingest.vector_heads import VectorHeads
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.delta import (
@@ -198,13 +199,18 @@ class HeadsMachine(RuleBasedStateMachine):
     def save_and_restore(self) -> None:
         restored = (NativeVectorHeads(heads_max=self.heads_max), VectorHeads(heads_max=self.heads_max))
         for old, new in zip(self.tables, restored, strict=True):
-            saved, heads = old.save(), {}
+            saved, heads = old.save(), []
             for name in saved.namespaces:
-                codes, dead = dict[str, int](), set[str]()
                 for keys, chunk, flags in old.copy_heads(name, 2):
-                    codes |= {key: code for key, code in zip(keys, chunk, strict=True) if code is not None}
-                    dead |= {key for key, flag in zip(keys, flags, strict=True) if flag}
-                heads[name] = codes, dead
+                    rows = [
+                        (key, code, DEAD if flag else ALIVE)
+                        for key, code, flag in zip(keys, chunk, flags, strict=True)
+                        if code is not None
+                    ]
+                    packed = (
+                        pack_heads(name, *zip(*rows, strict=True)) if rows else pack_heads(name, [], [], [])
+                    )
+                    heads.append(SavedHeads.read(packed, range(len(saved.writers))))
             new.restore(saved, heads)
             new.concurrent_updates = old.concurrent_updates
         self.tables = restored

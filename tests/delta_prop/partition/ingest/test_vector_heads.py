@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delta_prop.partition.core.native_heads import NativeVectorHeads
-from delta_prop.partition.ingest.vector_heads import ORIGIN_SHIFT, VectorHeads
+from delta_prop.partition.ingest.heads import ALIVE, DEAD, ORIGIN_SHIFT, SavedHeads, pack_heads
+from delta_prop.partition.ingest.vector_heads import SavedVectors, VectorHeads
 from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import (
     ABSENT,
@@ -516,13 +517,38 @@ def test_heads_can_be_copied_during_changes(changes: list[tuple[int, str]]) -> N
 def restore_copy(vectors: VectorHeads) -> VectorHeads:
     """Return new `VectorHeads` restored from the saved ones."""
     saved, restored = vectors.save(), NativeVectorHeads()
-    heads = {}
+    heads = []
     for name in saved.namespaces:
-        codes_and_deaths = heads_of(vectors, name)
-        heads[name] = (
-            {key: code for key, (code, _) in codes_and_deaths.items()},
-            {key for key, (_, is_dead) in codes_and_deaths.items() if is_dead},
+        known = heads_of(vectors, name)
+        codes, states = (
+            [code for code, _ in known.values()],
+            [DEAD * is_dead for _, is_dead in known.values()],
         )
+        packed = pack_heads(name, list(known), codes, states)
+        heads.append(SavedHeads.read(packed, range(len(saved.writers))))
     restored.restore(saved, heads)
     restored.concurrent_updates = vectors.concurrent_updates
     return restored
+
+
+@pytest.mark.parametrize("table", [VectorHeads, NativeVectorHeads])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        SavedHeads("n", b"a\0b", bytes(4), bytes(8), bytes(2)),
+        SavedHeads("n", b"a", bytes(8), bytes(16), bytes(2)),
+        SavedHeads("n", b"a", b"\1\0\0\0", bytes(8), bytes(1)),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(table: type[VectorHeads], columns: SavedHeads) -> None:
+    with pytest.raises(ValueError, match=r"head|argument"):
+        table().restore(SavedVectors((7,), {"n": (0, True)}, True), [columns])
+
+
+def test_saved_columns_of_other_lengths_are_refused() -> None:
+    packed = pack_heads("n", ["a", "b"], [1, 2], [ALIVE, DEAD])
+    for name in ("places", "counters", "states"):
+        with pytest.raises(ValueError, match="other lengths"):
+            SavedHeads.read(packed | {name: packed[name][:-8]}, [0])
+    with pytest.raises(ValueError, match="head of origin 0, and there are 0"):
+        SavedHeads.read(packed, [])
