@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ALIVE, DEAD, UNCHANGED = 0, 1, 2
 """The state of a vector; UNCHANGED if the range of the log neither creates nor deletes it."""
 ORIGIN_SHIFT = 64
+"""Shift of the origin's index in the code of a head; the counter is in the bits below."""
 _LITTLE: repeat[Literal["little"]] = repeat("little")
 _SEPARATOR = "\0"
 """Separator of vector ids; no id contains it, since validation refuses control characters."""

@@ -20,7 +20,6 @@ from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Dot, Head, Kind, So
 from delta_prop_wire.errors import InvalidDelta, UsageError
 
 HEADS_MAX = 2_000_000
-"""Shift of the origin's index in the code of a head; the counter is in the bits below."""
 SEVERAL_WRITERS = -2
 """Value of `Namespace.writer` if several origins have written. Before the first write it is None."""
 VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
