@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.stamp import LoggedRun, Stamp
 
 VARIABLE = "DELTA_PROP_CORE"
-BOUNDARY = 2
+BOUNDARY = 3
 """The version of the boundary; a native core of another version is not taken."""
 
 

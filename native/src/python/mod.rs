@@ -18,7 +18,7 @@ use crate::spec::attribute;
 const LONG_BYTES: usize = 256 * 1024;
 
 /// The version of the boundary; Python takes a core of this version only.
-const BOUNDARY: u32 = 2;
+const BOUNDARY: u32 = 3;
 
 /// Return the Batch of a body that is valid and has only common columns, else None.
 #[pyfunction]
