@@ -181,7 +181,7 @@ def _check_index_matrix(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[n
     """Return indices as an array of that shape, each below the maximum dimension."""
     array = np.asarray(indices)
     if array.shape != shape:
-        raise InvalidDelta("indices", f"shape {array.shape} for values of {shape}: give one index per value")
+        raise InvalidDelta("indices", f"shape {array.shape}: give an index for each value, in shape {shape}")
     if array.dtype != np.uint32:
         if array.size and (array.dtype.kind not in "ui" or array.min() < 0 or array.max() >= DIMENSION_MAX):
             raise InvalidDelta(

@@ -265,7 +265,7 @@ def test_one_invalid_row_refuses_its_call() -> None:
         (lambda p: p.publish_many(["a", "b" * 2_000], [[1.0], [2.0]]), "vector_id: 2000 bytes"),
         (lambda p: p.publish_many(["a"], [[]]), "vector: 0 numbers"),
         (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0]], kind=Kind.DENSE), "SPARSE or SPARSE_ADD"),
-        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0, 1]]), "one index per value"),
+        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0, 1]]), r"in shape \(1, 1\)"),
         (lambda p: p.publish_many(["a"], [[1.0]], indices=[[-1]]), "give whole numbers"),
         (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0.5]]), "give whole numbers"),
         (lambda p: p.publish_many(["a"], [["x"]]), "matrix: .* is not a type of real numbers"),
