@@ -266,26 +266,26 @@ impl Vectors {
         if writers.len() != 4 * states.len() || counters.len() != 8 * states.len() {
             return false;
         }
-        let mut row = 0;
-        for key in keys.split(|byte| *byte == SEPARATOR).take(states.len()) {
+        let mut keys = keys.split(|byte| *byte == SEPARATOR);
+        for (row, state) in states.iter().enumerate() {
+            let Some(key) = keys.next() else { return false };
             let writer = u32_at(writers, 4 * row);
             if writer as usize >= self.writers.len() || key.len() > NAME_BYTES_MAX {
                 return false;
             }
-            let life = match states[row] {
+            let life = match *state {
                 ALIVE => Some(true),
                 DEAD => Some(false),
                 _ => None,
             };
             self.put_head(index, key, writer, u64_at(counters, 8 * row), life);
-            row += 1;
         }
         let is_single = self.writers.len() == 1;
         let known = &mut self.namespaces[index];
         if !known.table.is_empty() {
             known.writer = if is_single { 0 } else { SEVERAL };
         }
-        row == states.len()
+        states.is_empty() || keys.next().is_none()
     }
 
     /// Restores the writers of a checkpoint, and whether namespaces that are not known have no vectors.

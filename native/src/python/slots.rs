@@ -14,9 +14,6 @@ use crate::body::Body;
 use crate::fold::{rows, Columns, Outcome, Table};
 use crate::names::{hash_of, Names, MISSING, NAME_BYTES_MAX, NAMES_TOGETHER};
 
-/// How many rows are looked up together: as many as the processor's caches keep.
-const ROWS_TOGETHER: usize = 24;
-
 /// The slots of vectors by vector id, and the columns of their table.
 #[pyclass]
 #[derive(Default)]

@@ -537,6 +537,7 @@ def restore_copy(vectors: VectorHeads) -> VectorHeads:
     [
         SavedHeads("n", b"a\0b", bytes(4), bytes(8), bytes(2)),
         SavedHeads("n", b"a", bytes(8), bytes(16), bytes(2)),
+        SavedHeads("n", b"a\0b", bytes(4), bytes(8), bytes(1)),
         SavedHeads("n", b"a", b"\1\0\0\0", bytes(8), bytes(1)),
     ],
 )
