@@ -108,6 +108,9 @@ class Disk(Protocol):
     def remove(self, path: str) -> None:
         """Remove a file. Raises FileNotFoundError."""
 
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory. Raises FileNotFoundError."""
+
     def sync_directory(self, path: str) -> None:
         """Wait until the names in a directory are on stable storage."""
 

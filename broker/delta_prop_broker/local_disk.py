@@ -215,6 +215,11 @@ class LocalDisk:
             self._require_file(status, [*parent, name])
             os.unlink(name, dir_fd=directory)
 
+    def remove_directory(self, path: str) -> None:
+        parent, name = file_parts(path)
+        with self._directory(parent) as directory, self._with_filename([*parent, name]):
+            os.rmdir(name, dir_fd=directory)
+
     def sync_directory(self, path: str) -> None:
         parts = path_parts(path)
         with self._directory(parts) as directory, self._with_filename(parts):

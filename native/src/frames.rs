@@ -51,6 +51,10 @@ pub fn may_be_in_run(prefix: [u8; 4]) -> bool {
 
 /// What a log writes before a body. Each field as in `stamp.py`.
 pub struct LogStamp {
+    /// The id of the log's stream.
+    pub stream: u32,
+    /// The number of the log in its stream.
+    pub partition: u16,
     /// The entry point of the rows.
     pub source: u8,
     /// The share of the rows whose ids were known.
@@ -75,6 +79,8 @@ impl LogStamp {
         head[..4].copy_from_slice(&[MAGIC, VERSION, BATCH_FRAME, flags]);
         head[4..12].copy_from_slice(&offset.to_be_bytes());
         head[12..16].copy_from_slice(&((STAMP_BYTES + body_bytes) as u32).to_be_bytes());
+        head[24..28].copy_from_slice(&self.stream.to_le_bytes());
+        head[28..30].copy_from_slice(&self.partition.to_le_bytes());
         head[30..32].copy_from_slice(&[self.source, self.known_ids]);
         head[32..40].copy_from_slice(&self.time.to_le_bytes());
         head[40..48].copy_from_slice(&self.lamport.to_le_bytes());

@@ -209,6 +209,16 @@ class SimDisk(Faults):
 
         self.do("remove", path, effect)
 
+    def remove_directory(self, path: str) -> None:
+        parents, name = file_parts(path)
+
+        def effect() -> None:
+            if self._directory([*parents, name]).names:
+                raise disk_error(errno.ENOTEMPTY, path)
+            self._change(self._directory(parents), {name: None})
+
+        self.do("remove_directory", path, effect)
+
     def sync_directory(self, path: str) -> None:
         parts = path_parts(path)
 

@@ -21,7 +21,7 @@ Moment = Literal["before", "within", "after"]
 Kind = Literal["crash", "fail", "shorten", "lose", "misdirect"]
 
 _FILE_CALLS = ("open", "write", "sync", "truncate", "allocate")
-_NAME_CALLS = ("make_directory", "rename", "remove", "sync_directory", "lock")
+_NAME_CALLS = ("make_directory", "rename", "remove", "remove_directory", "sync_directory", "lock")
 CHANGING = frozenset(_FILE_CALLS + _NAME_CALLS)
 """Calls that may change what a crash leaves. `close` and `release` do not count as calls at all."""
 

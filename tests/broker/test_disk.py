@@ -16,6 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, 
 
 from delta_prop_broker.disk import CHUNK_BYTES_MAX, FileRange
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.subdirectory import Subdirectory
 from delta_prop_simulations.disk import SimDisk
 
 if TYPE_CHECKING:
@@ -24,10 +25,16 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, File
 
 
-@pytest.fixture(params=["local", "simulated"])
+@pytest.fixture(params=["local", "simulated", "below"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
-    """An empty disk of either kind."""
-    return LocalDisk(tmp_path) if request.param == "local" else SimDisk()
+    """An empty disk of each kind."""
+    if request.param == "simulated":
+        return SimDisk()
+    if request.param == "local":
+        return LocalDisk(tmp_path)
+    below = Subdirectory(LocalDisk(tmp_path), "streams/orders-1")
+    below.make_directory("")
+    return below
 
 
 def test_written_bytes_are_read_back(disk: Disk) -> None:
@@ -274,6 +281,11 @@ class DiskComparison(RuleBasedStateMachine):
     @rule(path=PATHS)
     def remove(self, path: str) -> None:
         self.check_same(lambda disk: disk.remove(path))
+
+    @rule(path=PATHS)
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory, if it is empty."""
+        self.check_same(lambda disk: disk.remove_directory(path))
 
     @rule(path=PATHS)
     def make_directory(self, path: str) -> None:

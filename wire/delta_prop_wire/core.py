@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta, KnownIds, Source
     from delta_prop_wire.frame_runs import FrameRun, RunLimits
-    from delta_prop_wire.stamp import LoggedRun, Stamp
+    from delta_prop_wire.stamp import LoggedRun, LogName, Stamp
 
 VARIABLE = "DELTA_PROP_CORE"
-BOUNDARY = 3
+BOUNDARY = 4
 """The version of the boundary; a native core of another version is not taken."""
 
 
@@ -72,6 +72,7 @@ class Core:
         previous_crc: int,
         synced_offset: int,
         known_ids: KnownIds,
+        log: LogName,
     ) -> tuple[bytes, int] | None:
         """Return what `stamp.pack_logged_head` returns."""
 
@@ -86,6 +87,7 @@ class Core:
         previous_crc: int,
         synced_offset: int,
         index: tuple[int, int, int],
+        log: LogName,
     ) -> LoggedRun | None:
         """Return what `stamp.log_run` returns. None also unless each body is of type bytes."""
 

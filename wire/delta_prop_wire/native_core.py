@@ -13,7 +13,7 @@ import numpy as np
 from delta_prop_wire.core import Core
 from delta_prop_wire.delta import Delta, KnownIds, Operation, Priority, Source
 from delta_prop_wire.frame_runs import FrameRun, RunLimits
-from delta_prop_wire.stamp import LoggedRun, Stamp
+from delta_prop_wire.stamp import LoggedRun, LogName, Stamp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -88,11 +88,13 @@ class NativeCore(Core):
         previous_crc: int,
         synced_offset: int,
         known_ids: KnownIds,
+        log: LogName,
     ) -> tuple[bytes, int]:
         return native.pack_logged_head(
             (len(batch.raw), batch.crc, batch.attributes),
             offset,
             (source, known_ids, time, lamport, previous_crc, synced_offset),
+            log,
         )
 
     def log_run(
@@ -106,9 +108,10 @@ class NativeCore(Core):
         previous_crc: int,
         synced_offset: int,
         index: tuple[int, int, int],
+        log: LogName,
     ) -> LoggedRun | None:
         place = offset, lamport, source, time, previous_crc, synced_offset
-        run = native.log_run(batches, place, source, KnownIds.NONE, index)
+        run = native.log_run(batches, place, source, KnownIds.NONE, index, log)
         return None if run is None else LoggedRun(*run)
 
     def unpack_logged_head(self, raw: Buffer) -> tuple[int, int, Stamp] | None:

@@ -42,6 +42,16 @@ _KNOWN_IDS = tuple(KnownIds)
 assert [*map(int, _KNOWN_IDS)] == [*range(len(_KNOWN_IDS))]
 
 
+class LogName(NamedTuple):
+    """The name of a log: the id of its stream, and its number among the stream's partitions."""
+
+    stream: int = 0
+    partition: int = 0
+
+
+DEFAULT_LOG = LogName()
+
+
 @dataclass(slots=True)
 class Stamp:
     """The log's facts about a batch. Never changed.
@@ -152,6 +162,7 @@ def pack_logged_head(
     previous_crc: int,
     synced_offset: int,
     known_ids: KnownIds = KnownIds.NONE,
+    log: LogName = DEFAULT_LOG,
 ) -> tuple[bytes, int]:
     """Return the 64 bytes that a log writes before a batch's body, and the stamp's checksum.
 
@@ -159,13 +170,13 @@ def pack_logged_head(
     """
     packed_head = core_mode.core.pack_logged_head(
         batch, offset, lamport=lamport, source=source, time=time, previous_crc=previous_crc,
-        synced_offset=synced_offset, known_ids=known_ids,
+        synced_offset=synced_offset, known_ids=known_ids, log=log,
     )  # fmt: skip
     if packed_head is not None:
         return packed_head
     flags = Flag.BATCHED | (Flag.HIGH_PRIORITY if batch.priority <= Priority.HIGH else 0)
     header = pack_header(FrameType.BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
-    rest = _REST.pack(0, 0, 0, source, known_ids, time, lamport, previous_crc, batch.crc, synced_offset)
+    rest = _REST.pack(0, *log, source, known_ids, time, lamport, previous_crc, batch.crc, synced_offset)
     crc = crc32c(header + rest)
     return header + _CRC.pack(crc) + rest, crc
 
@@ -180,6 +191,7 @@ def log_run(
     previous_crc: int,
     synced_offset: int,
     index: tuple[int, int, int],
+    log: LogName = DEFAULT_LOG,
 ) -> LoggedRun:
     """Give batches their offsets and stamps, one after the other, as `pack_logged_head` does.
 
@@ -188,7 +200,7 @@ def log_run(
     """
     run = core_mode.core.log_run(
         batches, offset, lamport=lamport, source=source, time=time, previous_crc=previous_crc,
-        synced_offset=synced_offset, index=index,
+        synced_offset=synced_offset, index=index, log=log,
     )  # fmt: skip
     if run is not None:
         return run
@@ -203,7 +215,7 @@ def log_run(
             due = position + step
         head, previous_crc = pack_logged_head(
             batch, offset, lamport=lamport, source=source, time=time, previous_crc=previous_crc,
-            synced_offset=synced_offset,
+            synced_offset=synced_offset, log=log,
         )  # fmt: skip
         logged_batches.append(LoggedBatch(batch, offset, lamport, source, head))
         parts += (head, batch.raw)

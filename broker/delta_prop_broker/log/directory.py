@@ -1,4 +1,4 @@
-"""The directory of a log on disk: opens, locks, recovers and closes it, and writes its small files.
+"""The directory of a log on disk: opens, recovers and closes it, and writes its small files.
 
 The file `time` has the seen times of the log and of its segments: the time for which processes had the log
 open. It is replaced now and then, so it can only lag: after a crash, some time is missing, and rows count as
@@ -13,18 +13,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.corruption import LogBusy, LogCorrupted, add_directory_to_errors
+from delta_prop_broker.corruption import LogCorrupted, add_directory_to_errors
+from delta_prop_broker.log.data_directory import DataDirectory
 from delta_prop_broker.log_clock import ClockJump, LogClock
 from delta_prop_broker.recovery.recovery import RecoveryResult, recover
-from delta_prop_broker.segments.identity import Randomness, check_format, write_identity
-from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH, TIME
-from delta_prop_broker.segments.reserve import Reserve, report_full_disk
+from delta_prop_broker.segments.identity import Randomness, write_identity
+from delta_prop_broker.segments.paths import IDENTITY, TIME
+from delta_prop_broker.segments.reserve import report_full_disk
 from delta_prop_broker.segments.segment import Segment, Segments
 from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 
 if TYPE_CHECKING:
-    from delta_prop_broker.disk import Disk, Lock
+    from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.settings import LogSettings
+    from delta_prop_wire.stamp import LogName
 
 _BYTES_MAX = 64 * 1024 * 1024
 
@@ -97,56 +99,46 @@ def write_times(disk: Disk, directory: str, times: Times) -> None:
 
 
 class LogDirectory:
-    """An open directory, with the lock until `close`.
+    """The open directory of a log, until `close`.
 
-    `is_writable`: False if the log is open read-only, or closed. `recoveries`: number of recoveries in place.
-    `reserve`: disk space for writes that must succeed on a full disk.
+    `path`: its path in the data directory; `name`: for its stamps. `is_writable`: False if the log is open
+    read-only, or closed. `recoveries`: number of recoveries in place.
     """
 
     def __init__(
         self,
-        disk: Disk,
+        data: DataDirectory,
+        path: str,
+        name: LogName,
         recovered: RecoveryResult,
         *,
         settings: LogSettings,
         randomness: Randomness,
-        lock: Lock | None,
-        reserve: Reserve,
     ) -> None:
-        """Use `open`. `lock`: None if the log is read-only."""
-        self.disk = disk
-        self.reserve = reserve
-        self.is_writable = lock is not None
+        """Use `open`."""
+        self.disk, self.path, self.name = data.disk, path, name
+        self.reserve = data.reserve
+        self.is_writable = data.is_writable
         self.identity = recovered.identity
         self.checkpoints = recovered.checkpoints
         self.recovery_point = recovered.recovery_point
         self.recoveries = 0
         self._made_by = settings.made_by
         self._randomness = randomness
-        self._lock = lock
 
     @classmethod
     def open(
-        cls, disk: Disk, settings: LogSettings, randomness: Randomness, *, read_only: bool
+        cls, data: DataDirectory, path: str, name: LogName, settings: LogSettings, randomness: Randomness
     ) -> tuple[LogDirectory, RecoveryResult]:
-        """Lock and recover a directory, or create it; the caller closes it. Raises as `DurableLog.open`."""
-        lock = None if read_only else _lock(disk)
-        reserve = Reserve(disk, settings.reserve_bytes)
+        """Recover a log's directory, or create it; the caller closes it. Raises as `DurableLog.open`."""
+        disk, read_only = data.disk, not data.is_writable
 
         def run_recovery() -> RecoveryResult:
-            return recover(
-                disk, DIRECTORY, randomness=randomness, made_by=settings.made_by, read_only=read_only
-            )
+            return recover(disk, path, randomness=randomness, made_by=settings.made_by, read_only=read_only)
 
-        try:
-            with add_directory_to_errors(disk.name), report_full_disk(disk):
-                recovered = run_recovery() if read_only else reserve.use(run_recovery)
-        except BaseException:
-            if lock is not None:
-                lock.release()
-            raise
-        directory = cls(disk, recovered, settings=settings, randomness=randomness, lock=lock, reserve=reserve)
-        return directory, recovered
+        with add_directory_to_errors(disk.name), report_full_disk(disk):
+            recovered = run_recovery() if read_only else data.reserve.use(run_recovery)
+        return cls(data, path, name, recovered, settings=settings, randomness=randomness), recovered
 
     def recover(self, synced: int) -> RecoveryResult:
         """Recover the directory again, under the same lock; `resume` adopts the result.
@@ -156,12 +148,12 @@ class LogDirectory:
         """
         recovered = self.reserve.use(
             lambda: recover(
-                self.disk, DIRECTORY, randomness=self._randomness, made_by=self._made_by, synced=synced
+                self.disk, self.path, randomness=self._randomness, made_by=self._made_by, synced=synced
             )
         )
         if recovered.identity.log_id != self.identity.log_id:
             recovered.close()
-            raise LogCorrupted(f"{DIRECTORY}/{IDENTITY}", "it names another log than before")
+            raise LogCorrupted(f"{self.path}/{IDENTITY}", "it names another log than before")
         return recovered
 
     def resume(self, recovered: RecoveryResult) -> None:
@@ -176,12 +168,16 @@ class LogDirectory:
     def raise_openings(self, openings: int) -> None:
         """Raise the number of openings to at least `openings`, durably. For a thread. Raises OSError."""
         identity = self.identity.with_openings(openings)
-        write_identity(self.disk, f"{DIRECTORY}/{IDENTITY}", identity)
+        write_identity(self.disk, f"{self.path}/{IDENTITY}", identity)
         self.identity = identity
+
+    def read_times(self, notes: list[str]) -> Times:
+        """Read the file of times, as the function `read_times` does."""
+        return read_times(self.disk, self.path, notes)
 
     def write_times(self, times: Times) -> None:
         """Write the file of times. For a thread. Raises OSError."""
-        write_times(self.disk, DIRECTORY, times)
+        write_times(self.disk, self.path, times)
 
     def write_clean(self, times: Times, *, synced: int, start: int) -> None:
         """Mark the log as closed, and store its times. Raises OSError."""
@@ -191,21 +187,7 @@ class LogDirectory:
         self.recovery_point.write_clean(synced, start)
 
     def close(self) -> None:
-        """Close the recovery point and release the lock, if that was not done before."""
-        self.is_writable = False
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            assert self.recovery_point is not None
+        """Close the recovery point, if that was not done before."""
+        was_writable, self.is_writable = self.is_writable, False
+        if was_writable and self.recovery_point is not None:
             self.recovery_point.close()
-            lock.release()
-
-
-def _lock(disk: Disk) -> Lock:
-    """Create the directory if it is missing, and lock it. Raises LogBusy, FormatUnknown, OSError."""
-    check_format(disk)  # before the lock file is created, so that a refused directory stays unchanged
-    try:
-        with report_full_disk(disk):
-            disk.make_directory("")
-            return disk.lock(LOCK_PATH)
-    except BlockingIOError as error:
-        raise LogBusy(error.strerror or str(error)) from None

@@ -19,7 +19,8 @@ from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.log import refusals
 from delta_prop_broker.log.capacity import Capacity, FreeSpace
-from delta_prop_broker.log.directory import LogDirectory, Times, read_times
+from delta_prop_broker.log.data_directory import DataDirectory
+from delta_prop_broker.log.directory import LogDirectory, Times
 from delta_prop_broker.log.retention import Retention
 from delta_prop_broker.log.stored_batches import Tail
 from delta_prop_broker.log.writing import Commit, CommitQueue, GroupCommits, LogAppender, LogMarks
@@ -41,7 +42,7 @@ from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, HEADER_BYTES
-from delta_prop_wire.stamp import unpack_stamp
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName, unpack_stamp
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.settings import LogSettings
@@ -105,10 +106,10 @@ class DurableLog:
         """Use `open`."""
         disk, segments = directory.disk, recovered.segments
         start, end, read_only = recovered.start, recovered.next_offset, not directory.is_writable
-        times = read_times(disk, DIRECTORY, recovered.report.notes)
+        times = directory.read_times(recovered.report.notes)
         times.set_ages(segments.all, times.seen_us)
         holders = Holders()
-        planner = SnapshotPlanner(disk, DIRECTORY, settings=settings, holders=holders)
+        planner = SnapshotPlanner(disk, directory.path, settings=settings, holders=holders)
         snapshot_us = planner.open(recovered.identity.log_id, start=start, end=end, read_only=read_only)
         latest = max((segment.latest_time for segment in segments.all), default=0)
         latest = max(latest, times.time_us, snapshot_us)
@@ -118,6 +119,7 @@ class DurableLog:
         self.segments = segments
         self.commit_queue = CommitQueue()
         self._directory = directory
+        self._locked_data: DataDirectory | None = None
         self._marks = marks = LogMarks(settings.read_level)
         marks.restart(start, end, recovered.synced)
         self._retention = Retention(
@@ -136,7 +138,7 @@ class DurableLog:
         segments, marks, queue = recovered.segments, self._marks, self.commit_queue
         appender = LogAppender(
             segments, tail, self._retention,
-            settings=self.settings, clock=self.clock, marks=marks, queue=queue,
+            settings=self.settings, clock=self.clock, marks=marks, queue=queue, name=self._directory.name,
             chain_crc=recovered.chain_crc or 0,
         )  # fmt: skip
         commits = GroupCommits(
@@ -155,13 +157,40 @@ class DurableLog:
         clock: Clock,
         read_only: bool = False,
     ) -> tuple[DurableLog, RecoveryReport]:
-        """Open the log in a data directory, or create it there; recover it if it was not closed.
+        """Open the default log in a data directory, or create it there, and lock the directory meanwhile.
 
-        A read-only log takes no lock, changes nothing, reads no clock, draws nothing, and shows only rows
-        known to be synced. Raises LogBusy, LogCorrupted, FormatUnknown, FormatOutdated, UsageError, OSError
+        Recovers it if it was not closed. A read-only log takes no lock, changes nothing, reads no clock,
+        draws nothing, and shows only rows known to be synced. Raises LogBusy, LogCorrupted, FormatUnknown,
+        FormatOutdated, UsageError, OSError
         (DiskFull if there is no space even after the reserve was released).
         """
-        directory, recovered = LogDirectory.open(disk, settings, randomness, read_only=read_only)
+        data = DataDirectory.open(disk, reserve_bytes=settings.reserve_bytes, read_only=read_only)
+        try:
+            log, report = cls.open_in(
+                data, DIRECTORY, DEFAULT_LOG, settings=settings, randomness=randomness, clock=clock
+            )
+        except BaseException:
+            data.close()
+            raise
+        log._locked_data = data
+        return log, report
+
+    @classmethod
+    def open_in(
+        cls,
+        data: DataDirectory,
+        path: str,
+        name: LogName,
+        *,
+        settings: LogSettings,
+        randomness: Randomness,
+        clock: Clock,
+    ) -> tuple[DurableLog, RecoveryReport]:
+        """Open one of several logs in an open data directory, which the caller closes after them.
+
+        Raises as `open` does, but for LogBusy.
+        """
+        directory, recovered = LogDirectory.open(data, path, name, settings, randomness)
         try:
             return cls(directory, recovered, settings=settings, clock=clock), recovered.report
         except BaseException:
@@ -221,6 +250,8 @@ class DurableLog:
         finally:
             self.segments.close()
             self._directory.close()
+            if self._locked_data is not None:
+                self._locked_data.close()
 
     @property
     def _can_write(self) -> bool:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
 from delta_prop_broker.retention.segment_compression import SegmentCompression, SegmentCompressor
-from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_broker.segments.segment import Segment, Segments
 from delta_prop_wire.errors import Refused
 
@@ -55,7 +54,7 @@ class Retention:
         """Continue with the segments of a recovered log, with no compression under way."""
         self.bytes = sum(segment.size for segment in segments.all)
         self._segments = segments
-        self._compressor = SegmentCompressor(self._disk, DIRECTORY, segments, self._settings)
+        self._compressor = SegmentCompressor(self._disk, segments.directory, segments, self._settings)
 
     # --- shares and removal
 

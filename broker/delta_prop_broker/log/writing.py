@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.recovery.checkpoints import Position
 from delta_prop_broker.segments import preallocation
-from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_broker.segments.segment import Segment, Segments, write_index
 from delta_prop_broker.segments.small_file import write_all
 from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, Attribute
-from delta_prop_wire.stamp import log_run, pack_logged_head
+from delta_prop_wire.stamp import LogName, log_run, pack_logged_head
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -352,7 +351,7 @@ class GroupCommits:
         sealed_end = max((write.segment.end for write in queue.writes if write.seals_segment), default=0)
         free_bytes = self._free_space.bytes - self._free_space.reserve.missing
         self._running = Commit(
-            self._disk, DIRECTORY, writes=queue.writes, removed=queue.removed_segments,
+            self._disk, self._segments.directory, writes=queue.writes, removed=queue.removed_segments,
             recovery_point=self._recovery_point, start=marks.start_offset, end=marks.next_offset,
             synced=marks.next_offset if sync else max(marks.synced, sealed_end),
             sync=sync and bool(queue.writes),
@@ -444,7 +443,7 @@ class ActiveSegment:
         last = self._segments.last
         if last is not None:
             self._queue.write_of(last).seals_segment = True
-        last = Segment(DIRECTORY, offset)
+        last = Segment(self._segments.directory, offset)
         last.index = SparseIndex(offset)
         last.seen_first_us = last.seen_last_us = seen_us
         self._segments.add(last)
@@ -469,6 +468,7 @@ class LogAppender:
         clock: LogClock,
         marks: LogMarks,
         queue: CommitQueue,
+        name: LogName,
         chain_crc: int,
     ) -> None:
         """`chain_crc`: the checksum of the last stamp, which the next one names; 0 if there is none."""
@@ -479,6 +479,7 @@ class LogAppender:
         self._marks = marks
         self._queue = queue
         self._active_segment = ActiveSegment(segments, queue, settings)
+        self._name = name
         self._chain_crc = chain_crc
 
     def append(self, batch: Batch, lamport: int, source: Source, known_ids: KnownIds) -> LoggedBatch:
@@ -516,7 +517,7 @@ class LogAppender:
         assert index is not None
         run = log_run(
             [*batches], marks.next_offset, lamport=lamport, source=source, time=now,
-            previous_crc=previous_crc, synced_offset=marks.synced, index=index.next_entry,
+            previous_crc=previous_crc, synced_offset=marks.synced, index=index.next_entry, log=self._name,
         )  # fmt: skip
         write = self._queue.write_of(segment)
         write.parts += run.parts
@@ -533,7 +534,7 @@ class LogAppender:
         offset, seen_us = marks.next_offset, self._clock.seen_us
         head, crc = pack_logged_head(
             batch, offset, lamport=lamport, source=source, known_ids=known_ids,
-            time=now, previous_crc=previous, synced_offset=marks.synced,
+            time=now, previous_crc=previous, synced_offset=marks.synced, log=self._name,
         )  # fmt: skip
         logged = LoggedBatch(batch, offset, lamport, source, head, known_ids=known_ids)
         segment = (write := self._active_segment.write_for(size, offset=offset, seen_us=seen_us)).segment

@@ -6,6 +6,8 @@ FORMAT_PATH = "format"
 LOCK_PATH = "lock"
 RESERVE_PATH = "reserve"
 STREAMS = "streams"
+CATALOGUE_PATH = f"{STREAMS}/catalogue"
+"""The list of streams; without the file there is only the default stream."""
 DIRECTORY = f"{STREAMS}/default/0"
 """Directory of the only partition: its segments, checkpoints and snapshots, and the files `log`, `mark`
 and `time`, named below."""

@@ -134,7 +134,7 @@ type Logged<'py> = (Bound<'py, PyList>, Bound<'py, PyList>, usize, u32, Vec<Entr
 /// Give batches their offsets and stamps, one after the other; None unless each body is a bytes object.
 ///
 /// `source`, `known_ids`: as members of their types. `index`: the size of the segment, the size from which on the
-/// next frame has an entry, and the distance of entries.
+/// next frame has an entry, and the distance of entries. `log`: stream and partition.
 #[pyfunction]
 pub fn log_run<'py>(
     batches: &Bound<'py, PyList>,
@@ -142,6 +142,7 @@ pub fn log_run<'py>(
     source: Bound<'py, PyAny>,
     known_ids: Bound<'py, PyAny>,
     index: (u64, u64, u64),
+    log: (u32, u16),
 ) -> PyResult<Option<Logged<'py>>> {
     let py = batches.py();
     let (mut offset, mut lamport, source_number, time, mut previous_crc, synced_offset) = place;
@@ -161,6 +162,8 @@ pub fn log_run<'py>(
         let count: u64 = batch.getattr(intern!(py, "count"))?.extract()?;
         let body = Body::read(bytes).ok_or_else(|| PyValueError::new_err("a malformed body"))?;
         let stamp = LogStamp {
+            stream: log.0,
+            partition: log.1,
             source: source_number,
             known_ids: 0,
             time,

@@ -18,7 +18,7 @@ use crate::spec::attribute;
 const LONG_BYTES: usize = 256 * 1024;
 
 /// The version of the boundary; Python takes a core of this version only.
-const BOUNDARY: u32 = 3;
+const BOUNDARY: u32 = 4;
 
 /// Return the Batch of a body that is valid and has only common columns, else None.
 #[pyfunction]
@@ -90,17 +90,29 @@ fn copy_cells<'py>(py: Python<'py>, cells: &[ReadOnlyCell<u8>]) -> PyResult<Boun
 /// Return the 64 bytes that a log writes before a body, and the checksum of their stamp.
 ///
 /// `body`: size, checksum and attributes. `stamp`: source, known ids, time, Lamport number, previous checksum, synced
-/// offset.
+/// offset. `log`: stream and partition.
 #[pyfunction]
 fn pack_logged_head<'py>(
     py: Python<'py>,
     body: (usize, u32, u16),
     offset: u64,
     stamp: (u8, u8, u64, u64, u32, u64),
+    log: (u32, u16),
 ) -> (Bound<'py, PyBytes>, u32) {
     let (size, body_crc, attributes) = body;
     let (source, known_ids, time, lamport, previous_crc, synced_offset) = stamp;
-    let stamp = LogStamp { source, known_ids, time, lamport, previous_crc, body_crc, synced_offset };
+    let (stream, partition) = log;
+    let stamp = LogStamp {
+        stream,
+        partition,
+        source,
+        known_ids,
+        time,
+        lamport,
+        previous_crc,
+        body_crc,
+        synced_offset,
+    };
     let (head, crc) = stamp.pack(attributes >> attribute::PRIORITY_SHIFT & 3 <= 1, offset, size);
     (PyBytes::new(py, &head), crc)
 }

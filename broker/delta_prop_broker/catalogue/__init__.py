@@ -1,0 +1,1 @@
+"""The catalogue of a data directory: its streams, their partitions and their settings."""

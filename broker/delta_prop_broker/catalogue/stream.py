@@ -1,0 +1,119 @@
+"""A stream: its name, its id, its number of partitions and its settings. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from delta_prop_broker.log.settings import LogSettings
+from delta_prop_wire.bounds import check_ack_level
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import UsageError
+
+DEFAULT_STREAM, DEFAULT_ID = "default", 0
+"""The stream that exists without being created; it has one partition."""
+NAME_CHARACTERS_MAX = 249
+PARTITIONS_MAX = 1 << 16
+"""As many as the partition number of an origin, which has 16 bits."""
+INTERNAL_PREFIX = "_"
+"""Names with this prefix belong to the service."""
+
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_CHARACTERS_MAX}}}")
+_LOG_SETTINGS = ("retention_s", "retention_bytes", "compact", "compress")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """Settings of a stream; None: as the service has them.
+
+    `retention_s`, `retention_bytes` (of each partition), `compact`, `compress`: as in `LogSettings`.
+    `tombstone_s`: seconds for which a deleted vector stays in snapshots. `ack_level`: that of a delta without
+    one.
+    """
+
+    retention_s: float | None = None
+    retention_bytes: int | None = None
+    compact: bool | None = None
+    compress: str | None = None
+    tombstone_s: float | None = None
+    ack_level: AckLevel | None = None
+
+    def __post_init__(self) -> None:
+        if self.ack_level is not None:
+            object.__setattr__(self, "ack_level", check_ack_level(self.ack_level))
+        if self.compact not in (None, True, False):
+            raise UsageError(f"compact = {self.compact!r:.40}: give true or false")
+        number = self.tombstone_s
+        if number is not None and not (_is_number(number) and 0 <= number < float("inf")):
+            raise UsageError(f"tombstone_s = {number!r:.40}: give a number of seconds, at least 0")
+        self.log_settings(LogSettings())
+
+    def log_settings(self, service: LogSettings) -> LogSettings:
+        """Return the settings of a partition's log; `service`: those of the service. Raises UsageError."""
+        given = {name: getattr(self, name) for name in _LOG_SETTINGS}
+        return replace(service, **{name: value for name, value in given.items() if value is not None})
+
+    def changed(self, changes: dict[str, Any]) -> StreamSettings:
+        """Return the settings with changes, by name; None resets one to the service's. Raises UsageError."""
+        names = [setting.name for setting in fields(self)]
+        for name in changes:
+            if name not in names:
+                raise UsageError(f"{name!r:.60} is not a setting of a stream: give one of {', '.join(names)}")
+        return replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings that are given."""
+        found = {name: value for name, value in asdict(self).items() if value is not None}
+        return found | ({} if self.ack_level is None else {"ack_level": self.ack_level.name.lower()})
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream. `stream_id`: never given to another stream. `created_us`: microseconds since 1970."""
+
+    name: str
+    stream_id: int
+    partitions: int = 1
+    settings: StreamSettings = StreamSettings()
+    created_us: int = 0
+
+    @property
+    def is_internal(self) -> bool:
+        """True if it belongs to the service."""
+        return self.name.startswith(INTERNAL_PREFIX)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields, for people and their tools."""
+        return {
+            "name": self.name,
+            "id": self.stream_id,
+            "partitions": self.partitions,
+            "settings": self.settings.to_json(),
+            "created_us": self.created_us,
+        }
+
+
+def check_stream_name(name: object, *, allow_internal: bool = False) -> str:
+    """Return the name if a stream may have it. Raises UsageError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        raise UsageError(
+            f"stream {name!r:.80}: give 1 to {NAME_CHARACTERS_MAX} of the characters A-Z, a-z, 0-9, '.', '_' "
+            "and '-'; not '.' or '..'"
+        )
+    if name.startswith(INTERNAL_PREFIX) and not allow_internal:
+        raise UsageError(
+            f"stream {name!r}: names with {INTERNAL_PREFIX!r} are the service's: give another one"
+        )
+    return name
+
+
+def check_partition_count(count: object) -> int:
+    """Return the count if a stream may have so many partitions. Raises UsageError."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARTITIONS_MAX:
+        raise UsageError(f"partitions = {count!r:.40}: give 1 to {PARTITIONS_MAX}")
+    return count
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
