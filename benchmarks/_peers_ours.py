@@ -42,7 +42,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES, FrameType
-from delta_prop_wire.stamp import pack_producer_rest
+from delta_prop_wire.stamp import DEFAULT_LOG, pack_producer_rest
 from delta_prop_wire.topics import Topic, TopicKind
 
 KEYS = 1_000
@@ -62,7 +62,7 @@ _COUNTER = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _SEQUENCE_AT = 4
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
-_SENT_REST = pack_producer_rest(0)
+_SENT_REST = pack_producer_rest(DEFAULT_LOG)
 _COUNTER_AT = _BODY_AT + 24
 _BLOBS_BEFORE_END = 8
 """Bytes of a frame after its payloads, which are a multiple of 8: the checksum, at the end of 8 bytes."""

@@ -14,10 +14,13 @@ VERSION: str
 def parse_batch(raw: Buffer) -> Batch | None: ...
 def body_is_valid(raw: Buffer) -> bool: ...
 def take_run(
-    received: memoryview, limits: tuple[int, int, int, int, int]
+    received: memoryview, limits: tuple[int, int, int, int, int, int]
 ) -> tuple[int, bool, list[Batch], int, int] | None: ...
 def pack_logged_head(
-    body: tuple[int, int, int], offset: int, stamp: tuple[int, int, int, int, int, int]
+    body: tuple[int, int, int],
+    offset: int,
+    stamp: tuple[int, int, int, int, int, int],
+    log: tuple[int, int],
 ) -> tuple[bytes, int]: ...
 def log_run(
     batches: list[Batch],
@@ -25,6 +28,7 @@ def log_run(
     source: Source,
     known_ids: KnownIds,
     index: tuple[int, int, int],
+    log: tuple[int, int],
 ) -> tuple[list[LoggedBatch], list[Buffer], int, int, list[tuple[int, int, int]]] | None: ...
 def unpack_logged_head(
     raw: Buffer,

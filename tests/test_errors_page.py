@@ -24,10 +24,11 @@ from delta_prop.partition.order.pending import Shortage
 from delta_prop.server.answers import server_closing
 from delta_prop.server.job_rules import already_decided, unknown_job
 from delta_prop.server.limits import ConnectionLimiter
-from delta_prop.server.partitions import check_origin, check_stream
+from delta_prop.server.partition_checks import check_named
 from delta_prop.server.permissions import Unauthorized
 from delta_prop.server.query_handler import unknown_request
 from delta_prop.server.start_offsets import check_in_log
+from delta_prop_broker.catalogue.catalogue import Catalogue
 from delta_prop_broker.log import refusals as log_refusals
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.encode import encode_batch
@@ -35,6 +36,7 @@ from delta_prop_wire.errors import ProtocolError, Refused
 from delta_prop_wire.frames import Ack, JobState, UnknownRequest
 from delta_prop_wire.header import pack_header, unpack_header
 from delta_prop_wire.spec import MAGIC, ErrorCode, Flag, FrameType
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 from delta_prop_wire.topics import Topic
 
 if TYPE_CHECKING:
@@ -154,8 +156,8 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "JOB_DECIDED": partial(already_decided, "nightly", JobState.PUBLISHED),
     "ID_REUSED": partial(embedded_refusal, Delta("doc-1", sparse([2], [0.5]), namespace="docs", id=ID)),
     "OUTCOME_UNKNOWN": partial(pipeline_refusals.outcome_unknown, batch(2, 2)),
-    "WRONG_PARTITION": partial(check_origin, ORIGIN, 0, 3),
-    "UNKNOWN_STREAM": partial(check_stream, 7),
+    "WRONG_PARTITION": partial(check_named, LogName(0, 3), ORIGIN, DEFAULT_LOG),
+    "UNKNOWN_STREAM": partial(Catalogue().find, 7),
 }
 
 

@@ -178,7 +178,7 @@ def facts(namespace: str, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize(("form", "origin"), [("batch", 0x1002), ("delta", 0x2002)])
+@pytest.mark.parametrize(("form", "origin"), [("batch", 0x100002), ("delta", 0x200002)])
 def test_each_line_arrives_once_through_connection_cuts(
     server: Served, tmp_path: Path, form: str, origin: int
 ) -> None:
@@ -228,7 +228,7 @@ def test_duplicate_metadata_key_stops_no_subscriber(server: Served) -> None:
         async with connected(Address("127.0.0.1", server.port)) as forwarder:
             await forwarder.hello(source=Source.REPLICA)
             deltas = [Delta(f"v{row}", create([1.0]), "twice") for row in range(3)]
-            batch = with_metadata({1: DEEP}, deltas=deltas, origin=0x7002)
+            batch = with_metadata({1: DEEP}, deltas=deltas, origin=0x700002)
             await forwarder.send(BatchFrame(1, batch, Stamp(10_000, Source.REPLICA), ack_wanted=True))
             await forwarder.until_acked(3)
 
@@ -259,7 +259,7 @@ def test_subscribed_deltas_fold_to_states_of_algebra(server: Served, deltas: str
         *(sparse([1], [-0.0]), metadata_only(), transform("t"), Operation(40, data=b"later"), delete()),
         *(scale(2), opaque(b""), dense([1.0]), metadata_only(), opaque(b"x")),
     ]
-    namespace, origin = f"fold-{deltas}", 0x5002 if deltas == "true" else 0x6002
+    namespace, origin = f"fold-{deltas}", 0x500002 if deltas == "true" else 0x600002
     rows = [
         (Delta(f"v{count}", change, namespace), pack({"n": n, "o": {"a": n}}) if n % 3 == 0 else None)
         for count in range(1, len(changes) + 1)

@@ -34,12 +34,15 @@ PRINTED = {
         "mail-3: 3 bytes",
         "docs processed below 6",
     ],
-    "spread": [
-        "service 0: rows [0, 2, 3, 4, 5] from offset 0 on",
-        "service 1: rows [1, 6] from offset 0 on",
-        "note-6 is at service 1",
-        "from service 0: note-0, note-2, note-3, note-4, note-5",
-        "from service 1: note-1, note-6, note-6",
+    "partitions": [
+        "partition 0: rows [1, 4, 5] from offset 0 on",
+        "partition 1: rows [0, 2, 3] from offset 0 on",
+        "partition 2: rows [6] from offset 0 on",
+        "note-6 is in partition 2",
+        "while partition 0 is paused: [1, 2]",
+        "from partition 0: note-1, note-4, note-5",
+        "from partition 1: note-0, note-2, note-3",
+        "from partition 2: note-6, note-6",
     ],
     "own_sink": ["the sink follows the contract", "{'fruit': 2, 'trees': 1}"],
     "table_sink": [

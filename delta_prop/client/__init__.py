@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from delta_prop.client.forwarding import ForwardLink
     from delta_prop.client.producer import Producer
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.client.spread_producer import SpreadProducer
-    from delta_prop.client.spread_subscriber import SpreadSubscriber
+    from delta_prop.client.stream_producer import StreamProducer
+    from delta_prop.client.stream_subscriber import StreamSubscriber
     from delta_prop.client.subscriber import Subscriber
     from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
 
@@ -22,8 +22,8 @@ _HOME_OF = {
     "ClientSettings": "delta_prop.client.settings",
     "ForwardLink": "delta_prop.client.forwarding",
     "Producer": "delta_prop.client.producer",
-    "SpreadProducer": "delta_prop.client.spread_producer",
-    "SpreadSubscriber": "delta_prop.client.spread_subscriber",
+    "StreamProducer": "delta_prop.client.stream_producer",
+    "StreamSubscriber": "delta_prop.client.stream_subscriber",
     "Subscriber": "delta_prop.client.subscriber",
     "SyncProducer": "delta_prop.client.sync_producer",
     "SyncReceipt": "delta_prop.client.sync_producer",
@@ -34,8 +34,8 @@ __all__ = [
     "ClientSettings",
     "ForwardLink",
     "Producer",
-    "SpreadProducer",
-    "SpreadSubscriber",
+    "StreamProducer",
+    "StreamSubscriber",
     "Subscriber",
     "SyncProducer",
     "SyncReceipt",

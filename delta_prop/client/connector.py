@@ -24,9 +24,10 @@ class Connector:
         settings: ClientSettings | None,
         world: World | None,
     ) -> None:
-        """`token` is only checked. `world`: None for the real one. Raises UsageError."""
+        """`world`: None for the real one. Raises UsageError."""
         self.settings = settings_or_default(settings)
         check_connection(token, tls, world)
+        self.token = token
         self.addresses = parse_addresses(addresses)
         self._tls = tls
         self._given_world = world

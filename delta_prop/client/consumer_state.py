@@ -376,7 +376,7 @@ class ConsumerState:
         elif refusal.code is ErrorCode.CHECKSUM and self._faults < FAULTS_MAX:
             self._faults += 1
             raise Reconnect(0.0, refusal)
-        elif refusal.retryable:
+        elif refusal.retryable and refusal.code is not ErrorCode.UNKNOWN_STREAM:  # ids are never used again
             raise Reconnect((refusal.retry_after_ms or 0) / 1000, refusal)
         else:
             raise refusal

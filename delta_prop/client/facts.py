@@ -7,10 +7,18 @@ value.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
+from delta_prop.client.partition_choice import (
+    DEFAULT_STREAM,
+    STREAM_BYTES_MAX,
+    PartitionChoice,
+    stream_with_id,
+)
 from delta_prop.client.request_client import RequestClient
 from delta_prop.platform.ports import Tls
 from delta_prop_wire.bounds import check_name
+from delta_prop_wire.delta import namespace_of
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import (
     Describe,
@@ -25,8 +33,10 @@ from delta_prop_wire.frames import (
     StartAt,
     StreamDescription,
 )
+from delta_prop_wire.murmur import partition_of
 from delta_prop_wire.requests import STARTS_MAX
 from delta_prop_wire.spec import COUNTER_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
+from delta_prop_wire.stamp import LogName
 
 __all__ = [
     "Description",
@@ -48,22 +58,26 @@ def get(
     vector_id: str,
     namespace: str | None = None,
     *,
+    stream: str | int = DEFAULT_STREAM,
     token: str | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> Fact:
     """Return the state of a fact, which includes every delta that was in the log at the time of the call.
 
-    `namespace`: if absent, the text before the first `:` of the vector id, else `default`.
-    Raises InvalidDelta for a name that no fact can have, Refused (BAD_REQUEST if no sink of the service
-    stores the states of all facts), Unreachable, UsageError.
+    `namespace`: if absent, the text before the first `:` of the vector id, else `default`. `stream`: its name
+    or id; the fact's partition follows from its name. Raises InvalidDelta for a name that no fact can have,
+    Refused (BAD_REQUEST if no sink of the service stores the states of all facts), Unreachable, UsageError.
     """
     check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
     if namespace is not None:
         check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
-    response = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX).ask(
-        addresses, Get(vector_id, namespace)
-    )
+    client = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX)
+    if stream != DEFAULT_STREAM:
+        found = find_stream(addresses, stream, token=token, tls=tls, timeout_s=timeout_s)
+        partition = partition_of(namespace or namespace_of(vector_id), vector_id, found.count)
+        client = replace(client, log=LogName(found.stream, partition))
+    response = client.ask(addresses, Get(vector_id, namespace))
     assert isinstance(response, Fact)
     return response
 
@@ -72,12 +86,15 @@ def find_offsets(
     addresses: str | Iterable[str],
     times_us: Iterable[int],
     *,
+    stream: str | int = DEFAULT_STREAM,
+    partition: int | None = None,
     token: str | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> FoundOffsets:
     """Return the offset of the first delta logged at or after each of up to 64 times (µs since 1970).
 
+    `stream` (its name or id), `partition`: of the log; the partition may be left out if there is only one.
     Raises Refused (BAD_REQUEST if the log is in memory), Unreachable, UsageError.
     """
     if not isinstance(times_us, Iterable):
@@ -91,22 +108,53 @@ def find_offsets(
                 f"times_us: {time_us!r:.40} is not a whole number from 0 to {COUNTER_MAX}: give microseconds"
             )
     starts = tuple(Start(StartAt.TIME, time_us) for time_us in times)
-    response = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX).ask(addresses, FindOffsets(starts))
+    choice = PartitionChoice(stream, partition)
+    log = choice.known
+    if log is None:
+        log = choice.resolve(find_stream(addresses, str(stream), token=token, tls=tls, timeout_s=timeout_s))
+    response = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX).ask(
+        addresses, FindOffsets(starts, *log)
+    )
     assert isinstance(response, FoundOffsets)
     return response
 
 
 def describe(
     addresses: str | Iterable[str],
+    stream: str | None = None,
     *,
+    ranges: bool = False,
     token: str | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> Description:
     """Describe a service: its streams, where their logs begin and end, the requests that it supports.
 
-    Raises Refused, Unreachable, UsageError.
+    `stream`: describe only this one. `ranges`: have the service open all its partitions, so that they are all
+    listed; otherwise only open ones are.
+    Raises Refused (UNKNOWN_STREAM), Unreachable, UsageError.
     """
-    response = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX).ask(addresses, Describe())
+    if stream is not None:
+        check_name("stream", stream, STREAM_BYTES_MAX)
+    response = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX).ask(
+        addresses, Describe(stream, ranges)
+    )
     assert isinstance(response, Description)
     return response
+
+
+def find_stream(
+    addresses: str | Iterable[str],
+    stream: str | int,
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout_s: float = 30.0,
+) -> StreamDescription:
+    """Describe one stream of a service, by its name or id.
+
+    Raises Refused (UNKNOWN_STREAM), Unreachable, UsageError.
+    """
+    if isinstance(stream, str):
+        return describe(addresses, stream, token=token, tls=tls, timeout_s=timeout_s).streams[0]
+    return stream_with_id(describe(addresses, token=token, tls=tls, timeout_s=timeout_s).streams, stream)

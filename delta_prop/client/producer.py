@@ -30,16 +30,18 @@ from delta_prop.client.coalesced_calls import CoalescedCalls
 from delta_prop.client.connector import Connector
 from delta_prop.client.counts import Counts
 from delta_prop.client.offer import Columns, Offer, PendingDot, make_offer
+from delta_prop.client.partition_choice import DEFAULT_STREAM, PartitionChoice
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.client.refusals import offers_unacked, timed_out
 from delta_prop.client.settings import ClientSettings
+from delta_prop.client.stream_lookup import find_partition
 from delta_prop.platform.one_shot import OneShot, one_shot_factory
 from delta_prop.platform.ports import Tls, World
-from delta_prop_wire.bounds import check_ack_level, check_integer
+from delta_prop_wire.bounds import check_ack_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.spec import PARTITION_BITS, ErrorCode
+from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import is_opaque_only
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ class Producer:
         tls: Tls | None = None,
         ack_level: AckLevel | str | None = None,
         source: Source = Source.LOCAL,
-        partition: int = 0,
+        stream: str | int = DEFAULT_STREAM,
+        partition: int | None = None,
         log_id: bytes | None = None,
         numbered: bool = False,
         settings: ClientSettings | None = None,
@@ -79,23 +82,25 @@ class Producer:
     ) -> None:
         """`addresses`: those of one service, tried in turn. `numbered`: all deltas are offered by
         `offer_numbered`, and so share batches. `ack_level`: the level that an acknowledgement must promise;
-        None: the highest that the service grants. `partition`: the number of this service, if this producer
-        writes to several under the same name. `log_id`: the only log that the service may have.
+        None: the highest that the service grants. `stream` (its name or id), `partition`: what it writes to;
+        the partition may be left out if the stream has only one. `log_id`: the only log that the partition
+        may have.
         """
         self.name = name
         self._connector = Connector(addresses, token=token, tls=tls, settings=settings, world=world)
         self.settings = self._connector.settings
-        check_integer("partition", partition, (1 << PARTITION_BITS) - 1)
+        self._choice = choice = PartitionChoice(stream, partition)
         self._protocol = ProducerProtocol(
             name,
             token=token,
             ack_level=None if ack_level is None else check_ack_level(ack_level),
             source=parse_member("source", source, Source),
-            partition=partition,
             log_id=log_id,
             can_split=numbered,
         )
         self._producer_state = self._protocol.state
+        if choice.known is not None:
+            self._producer_state.bind(choice.known)
         self._exit = AsyncExitStack()
         self._state = "not open yet"
 
@@ -155,6 +160,9 @@ class Producer:
 
     async def _run(self) -> None:
         try:
+            if self._choice.known is None:
+                log = await find_partition(self._choice, self._connector)
+                self._producer_state.bind(log)
             await self._link.run()
         except (Refused, UsageError) as failure:
             self._producer_state.fail(failure)

@@ -53,7 +53,6 @@ class ProducerProtocol:
         token: str | None,
         source: Source,
         ack_level: AckLevel | None,
-        partition: int = 0,
         log_id: bytes | None = None,
         job: JobPart | None = None,
         priority: Priority = Priority.NORMAL,
@@ -67,14 +66,13 @@ class ProducerProtocol:
         self.state = ProducerState(
             name,
             ack_level=ack_level,
-            partition=partition,
             log_id=log_id,
             priority=priority,
             can_split=can_split,
         )
         self._job = job
         self._was_welcomed = False  # a service has answered
-        self._token = token
+        self.token = token
         self._source = source
 
     def begin(self, jitter: JitterSource) -> None:
@@ -84,12 +82,14 @@ class ProducerProtocol:
     def hello(self) -> Hello:
         """Return the hello that opens a connection."""
         return Hello(
-            token=self._token,
+            token=self.token,
             origins=self.state.claim_origins(),
             source=self._source,
             client=self.state.name[:60],
             job=self._job,
             splits=self.state.can_split,
+            stream=self.state.log.stream,
+            partition=self.state.log.partition,
         )
 
     def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
@@ -118,10 +118,18 @@ class ProducerProtocol:
     def data_to_send(self, session: Session, now: float) -> list[Buffer]:
         """Return batches as far as credits and pacing allow, after a hello that claims new origins."""
         state, connection = self.state, session.connection
+        connection.stream = state.log.stream
         parts: list[Buffer] = []
         claims = state.claim_new_origins()
         if claims:
-            hello = Hello(token=self._token, origins=claims, source=self._source)
+            log = state.log
+            hello = Hello(
+                token=self.token,
+                origins=claims,
+                source=self._source,
+                stream=log.stream,
+                partition=log.partition,
+            )
             parts.append(session.request(hello)[1])
         size = 0
         while size < SEND_BYTES_MAX and connection.send_window.is_open:
@@ -133,7 +141,10 @@ class ProducerProtocol:
                 parts.append(connection.send(frame))
             else:  # head and body are sent as two pieces, since joining them would copy the body
                 connection.spend(batch.count, batch.size)
-                parts += [encode_head(batch, frame.sequence, ack_wanted=frame.ack_wanted), batch.raw]
+                head = encode_head(
+                    batch, frame.sequence, ack_wanted=frame.ack_wanted, stream=connection.stream
+                )
+                parts += [head, batch.raw]
             size += batch.size
         return parts
 

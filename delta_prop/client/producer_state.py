@@ -37,6 +37,7 @@ from delta_prop_wire.delta import AckLevel, Delta, Priority
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import Ack, Backpressure, BatchFrame, Nack, OriginClaim, Welcome
 from delta_prop_wire.spec import COUNTER_MAX, FINAL, VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 if TYPE_CHECKING:
     from delta_prop.platform.one_shot import OneShot
@@ -60,7 +61,6 @@ class ProducerState:
         name: str,
         *,
         ack_level: AckLevel | None = None,
-        partition: int = 0,
         log_id: bytes | None = None,
         priority: Priority = Priority.NORMAL,
         can_split: bool = False,
@@ -74,7 +74,8 @@ class ProducerState:
         self.failure: Refused | UsageError | None = None
         """The reason why nothing can be sent any more."""
         self.advice = Advice()
-        self._senders = Senders(name, partition, priority, can_split=can_split)
+        self._senders = Senders(name, priority, can_split=can_split)
+        self.bind(DEFAULT_LOG)
         self._service = ServiceIdentity(log_id, ack_level)
         self._unacked = UnackedOffers()
         self._open_calls: CoalescedCalls | None = None  # those that the next call may join
@@ -84,6 +85,11 @@ class ProducerState:
         self.counts = Counts()
 
     # --- state
+
+    @property
+    def log(self) -> LogName:
+        """The partition that it writes to."""
+        return self._senders.log
 
     @property
     def in_flight_offers(self) -> int:
@@ -198,6 +204,10 @@ class ProducerState:
         return None if oldest is None else oldest.offered_at
 
     # --- connections
+
+    def bind(self, log: LogName) -> None:
+        """Write to this partition, instead of the default one. Call it before anything is sent."""
+        self._senders.bind(log)
 
     def claim_origins(self) -> tuple[OriginClaim, ...]:
         """Return the origins for the hello that opens a connection."""
@@ -406,7 +416,7 @@ class ProducerState:
     def _claim(self, senders: Sequence[SequenceSender]) -> tuple[OriginClaim, ...]:
         for sender in senders:
             sender.is_claimed = True
-        return tuple(OriginClaim(sender.origin, sender.epoch) for sender in senders)
+        return tuple(OriginClaim(sender.origin, sender.epoch, self.log.stream) for sender in senders)
 
     def _raise_refusal(self, refusal: Refused) -> NoReturn:
         """Raise the error for a refused hello or connection."""
@@ -414,7 +424,7 @@ class ProducerState:
             self._faults += 1
             if self._faults < FAULTS_MAX:
                 raise Reconnect(0.0, refusal)
-        elif refusal.retryable:
+        elif refusal.retryable and refusal.code is not ErrorCode.UNKNOWN_STREAM:  # ids are never used again
             raise Reconnect((refusal.retry_after_ms or 0) / 1000, refusal)
         raise refusal
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from delta_prop.client.addresses import Address, parse_addresses
 from delta_prop.client.arguments import check_connection, settings_or_default
 from delta_prop.client.backoff import Backoff
+from delta_prop.client.blocking_connection import RNG, BlockingConnection
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.producer_protocol import check_staging
 from delta_prop.client.range_fetch import CREDIT_BYTES, RangeFetch
 from delta_prop.client.settings import ClientSettings
-from delta_prop.client.sync_producer import FAULTS_MAX, RNG, BlockingConnection
+from delta_prop.client.sync_producer import FAULTS_MAX
 from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
 from delta_prop.platform.ports import Tls
 from delta_prop.platform.tls_contexts import client_context

@@ -11,16 +11,17 @@ from delta_prop.calls.argument_checks import check_timeout
 from delta_prop.client.addresses import Address, parse_addresses
 from delta_prop.client.arguments import check_connection
 from delta_prop.client.backoff import Backoff
+from delta_prop.client.blocking_connection import RNG, BlockingConnection
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.outage import Outage
 from delta_prop.client.settings import ClientSettings
-from delta_prop.client.sync_producer import RNG, BlockingConnection
 from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
 from delta_prop.platform.ports import Tls
 from delta_prop.platform.tls_contexts import client_context
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Frame, Hello, Nack, Request, Response, Welcome
 from delta_prop_wire.requests import join_pages
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class RequestClient:
     `client`: the name that operators see. `fix`: the advice in the error if no service answers.
     `check_welcome` raises if the service of a welcome cannot answer the request. If an earlier attempt may
     have been applied, `resolve_maybe_applied` maps a refusal to a response; if it returns None, the refusal
-    is raised. `on_failure` is called with the error of each failed attempt.
+    is raised. `on_failure` is called with the error of each failed attempt. `log`: the partition to ask.
     """
 
     client: str
@@ -41,6 +42,7 @@ class RequestClient:
     check_welcome: Callable[[Welcome], None] | None = None
     resolve_maybe_applied: Callable[[Refused], Response | None] | None = None
     on_failure: Callable[[Exception], None] | None = None
+    log: LogName = DEFAULT_LOG
 
     def ask(self, addresses: str | Iterable[str], request: Request) -> Response:
         """Return the answer. Raises Refused, Unreachable, UsageError."""
@@ -91,7 +93,9 @@ class RequestClient:
         server_name = None if self.tls is None else self.tls.server_name
         connection = BlockingConnection(address, connect_timeout_s, context, server_name, settings)
         try:
-            hello = Hello(token=self.token, client=self.client)
+            hello = Hello(
+                token=self.token, client=self.client, stream=self.log.stream, partition=self.log.partition
+            )
             welcome = _exchange(connection, hello, deadline, settings.peer_timeout_s)
             if self.check_welcome is not None and isinstance(welcome, Welcome):
                 self.check_welcome(welcome)

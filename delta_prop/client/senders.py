@@ -15,23 +15,33 @@ from delta_prop_wire.delta import Dot, Priority, make_origin, producer_id_of
 
 if TYPE_CHECKING:
     from delta_prop_wire.frames import OriginGrant
+    from delta_prop_wire.stamp import LogName
 
 
 class Senders:
-    """The senders of one producer. `used`: those with offers until now, in the order of their first offer."""
+    """The senders of one producer, in one partition, `log`.
 
-    def __init__(self, name: str, partition: int, first: Priority, *, can_split: bool) -> None:
+    `used`: those with offers until now, in the order of their first offer.
+    """
+
+    def __init__(self, name: str, first: Priority, *, can_split: bool) -> None:
         """`first`: the priority whose origin is claimed before something is offered."""
-        producer_id = producer_id_of(name)
-        self.all = tuple(
-            SequenceSender(make_origin(producer_id, each, partition), each, can_split=can_split)
-            for each in Priority
-        )
+        self.log: LogName
+        self._name = name
+        self.all = tuple(SequenceSender(0, each, can_split=can_split) for each in Priority)
         self.used: list[SequenceSender] = []
         self.vector_order = VectorOrder()
         self._first = self.all[first]
-        self._by_origin = {sender.origin: sender for sender in self.all}
+        self._by_origin: dict[int, SequenceSender] = {}
         self._lost: dict[int, list[tuple[int, int]]] = {}  # origin to (after, until) of lost counters
+
+    def bind(self, log: LogName) -> None:
+        """Write to this partition. Call it once, before anything is sent."""
+        self.log = log
+        producer_id = producer_id_of(self._name, log.stream)
+        for sender in self.all:
+            sender.origin = make_origin(producer_id, sender.priority, log.partition)
+        self._by_origin = {sender.origin: sender for sender in self.all}
 
     def to_claim(self) -> list[SequenceSender]:
         """Return the senders whose origins the hello of a connection claims."""

@@ -47,7 +47,7 @@ class ServiceIdentity:
         if self._expected is not None and self._expected != log.log_id:
             raise LogMismatch(
                 f"log {log.log_id.hex()}: log {self._expected.hex()} is expected here: give the addresses of "
-                "its service, and several services in the order that they had",
+                "its service, and its stream and partition",
                 log.log_id,
             )
         previous_id = self.log_id

@@ -22,9 +22,11 @@ from delta_prop.client.closing import close_tasks
 from delta_prop.client.connector import Connector
 from delta_prop.client.consumer_state import CREDIT, ConsumerState, RequestOutcome
 from delta_prop.client.delivered_batch import DeliveredBatch
+from delta_prop.client.partition_choice import DEFAULT_STREAM, PartitionChoice
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.client.session import Session
 from delta_prop.client.settings import ClientSettings
+from delta_prop.client.stream_lookup import find_partition
 from delta_prop.platform.dates import TIME_EXAMPLES, check_past, parse_time
 from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.bounds import check_integer, check_name
@@ -76,6 +78,8 @@ class Subscriber:
         name: str = "subscriber",
         token: str | None = None,
         tls: Tls | None = None,
+        stream: str | int = DEFAULT_STREAM,
+        partition: int | None = None,
         log_id: bytes | None = None,
         settings: ClientSettings | None = None,
         world: World | None = None,
@@ -84,8 +88,9 @@ class Subscriber:
         starts there, by default at the start of the log; an existing one resumes from its cursor. `sources`,
         `priorities`: deliver only matching deltas with these. `deltas`: request single deltas instead of
         batches. `credit`: the deltas and bytes that may be here and not taken yet. `compressed`: accept
-        compressed batches too, whose content may exceed the credit. `name`: shown to operators. `log_id`:
-        the only log that the service may have.
+        compressed batches too, whose content may exceed the credit. `name`: shown to operators. `stream` (its
+        name or id), `partition`: what it reads; the partition may be left out if the stream has only one.
+        `log_id`: the only log that the partition may have.
         """
         if ack not in ("auto", "manual"):
             raise UsageError(f"ack {ack!r}: give auto or manual")
@@ -99,6 +104,7 @@ class Subscriber:
         self.name = name
         self._auto = ack == "auto"
         features = tuple(codec.name.lower() for codec in available_codecs()) if compressed else ()
+        self._choice = PartitionChoice(stream, partition)
         self._hello = Hello(features=features, token=token, client=name[:60])
         self._template = Subscription(
             1,
@@ -135,7 +141,7 @@ class Subscriber:
     async def begin(self, on_ready: Callable[[], None] | None = None) -> None:
         """Open without waiting until the service answers; `__aexit__` ends it.
 
-        `on_ready` is called when there may be something for `take_batch`.
+        `on_ready` is called when there may be something for `take_batch` or `take_row`.
         """
         if self._state != "not open yet":
             raise UsageError(f"this subscriber is {self._state}: create another one")
@@ -178,6 +184,8 @@ class Subscriber:
 
     async def _run(self) -> None:
         try:
+            log = await find_partition(self._choice, self._connector)
+            self._hello = replace(self._hello, stream=log.stream, partition=log.partition)
             await self._link.run()
         except (Refused, UsageError) as failure:
             self._consumer_state.fail(failure)
@@ -191,14 +199,9 @@ class Subscriber:
         return self
 
     async def __anext__(self) -> Delivered:
-        self._mark_processed()
-        while (taken := self._consumer_state.take_row()) is None:
-            self._check_open()
+        while (taken := self.take_row()) is None:
             await self._changes.wait()
         batch, row = taken
-        # The previous row may be acknowledged now, and credit granted.
-        if row + 1 == batch.count or self._template.group is not None:
-            self._link.notify()
         return batch.row(row)
 
     def batches(self) -> AsyncIterator[DeliveredBatch]:
@@ -207,11 +210,8 @@ class Subscriber:
 
     async def next_batch(self) -> DeliveredBatch:
         """Wait for the next batch, and return it. Raises the reason why none will come."""
-        self._mark_processed()
-        while (batch := self._consumer_state.take()) is None:
-            self._check_open()
+        while (batch := self.take_batch()) is None:
             await self._changes.wait()
-        self._link.notify()
         return batch
 
     def take_batch(self) -> DeliveredBatch | None:
@@ -223,6 +223,25 @@ class Subscriber:
         else:
             self._link.notify()
         return batch
+
+    def take_row(self) -> tuple[DeliveredBatch, int] | None:
+        """Return the next delta, as its batch and its row there, if there is one now, else None.
+
+        Raises the reason why none will come.
+        """
+        self._mark_processed()
+        taken = self._consumer_state.take_row()
+        if taken is None:
+            self._check_open()
+        elif taken[1] + 1 == taken[0].count or self._template.group is not None:
+            self._link.notify()  # the previous row may be acknowledged now, and credit granted
+        return taken
+
+    def mark_processed(self) -> None:
+        """Note that all that was returned is processed, if `ack` is auto; requesting more does so, too."""
+        self._mark_processed()
+        if self._template.group is not None:
+            self._link.notify()
 
     def check(self) -> None:
         """Raise the reason why nothing more comes, if there is one."""

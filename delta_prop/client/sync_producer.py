@@ -5,12 +5,7 @@ It works only within its calls. A connection that is idle for long between two c
 
 from __future__ import annotations
 
-import random
-import selectors
-import socket
-import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -28,32 +23,31 @@ from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.addresses import Address, parse_addresses
 from delta_prop.client.arguments import check_connection, parse_member, settings_or_default
 from delta_prop.client.backoff import Backoff
+from delta_prop.client.blocking_connection import RNG, BlockingConnection
 from delta_prop.client.counts import Counts
 from delta_prop.client.errors import Reconnect, Unreachable
+from delta_prop.client.facts import find_stream
 from delta_prop.client.offer import Columns, Offer, PendingDot, make_offer
 from delta_prop.client.outage import Outage
+from delta_prop.client.partition_choice import DEFAULT_STREAM, PartitionChoice
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.refusals import offers_unacked, timed_out
-from delta_prop.client.session import Session
 from delta_prop.client.settings import ClientSettings
-from delta_prop.platform.connection_faults import FIRST_BYTES_MAX, AddressFaults, Misconfigured, tls_fault
+from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
 from delta_prop.platform.ports import Tls
 from delta_prop.platform.tls_contexts import client_context
-from delta_prop.platform.unknown_hosts import unknown_host
 from delta_prop_wire.block import Block
 from delta_prop_wire.bounds import check_ack_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Ack, JobPart
+from delta_prop_wire.stamp import LogName
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
-    from typing_extensions import Buffer
 
 POLL_ROWS = 1_000
 """After this many offered rows, the call polls the connection."""
-RNG = random.SystemRandom()
-"""For waits. Python's own generator belongs to the program, which may have seeded it."""
 FAULTS_MAX = 5
 
 
@@ -96,6 +90,8 @@ class SyncProducer:
         tls: Tls | None = None,
         ack_level: AckLevel | str | None = None,
         source: Source = Source.LOCAL,
+        stream: str | int = DEFAULT_STREAM,
+        partition: int | None = None,
         log_id: bytes | None = None,
         settings: ClientSettings | None = None,
         job: JobPart | None = None,
@@ -103,13 +99,15 @@ class SyncProducer:
     ) -> None:
         """`job`: stage all deltas as a part of a job that is decided later; see `client.jobs`. Then `name`
         must be `JOB/PART`, each attempt needs a number of its own, and all deltas need the same priority.
-        `priority`: the priority whose watermark is known before something is offered. `log_id`: the only log
-        that the service may have.
+        `priority`: the priority whose watermark is known before something is offered. `stream`, `partition`:
+        as for `Producer`. `log_id`: the only log that the partition may have.
         """
         self.name = name
         self.settings = settings_or_default(settings)
         check_connection(token, tls)
-        self._dialer = _Dialer(parse_addresses(addresses), tls, self.settings)
+        self._dialer = _Dialer(
+            parse_addresses(addresses), tls, self.settings, PartitionChoice(stream, partition)
+        )
         self._protocol = ProducerProtocol(
             name,
             token=token,
@@ -137,6 +135,7 @@ class SyncProducer:
             raise UsageError(f"this producer is {self._state}: create another one")
         self._state = "open"
         try:
+            self._producer_state.bind(self._dialer.find_partition(self._protocol.token))
             if not self._run_until(lambda: self._last_address is not None, self.settings.open_timeout_s):
                 raise self._final_error(self.settings.open_timeout_s)
         except BaseException:
@@ -419,8 +418,16 @@ class SyncProducer:
 class _Dialer:
     """Connects to the addresses in turn, with a wait after each round."""
 
-    def __init__(self, addresses: Sequence[Address], tls: Tls | None, settings: ClientSettings) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        tls: Tls | None,
+        settings: ClientSettings,
+        choice: PartitionChoice,
+    ) -> None:
         self.addresses = addresses
+        self._choice = choice
+        self._tls = tls
         self.backoff = Backoff()
         self.not_before = 0.0
         """Time of the next attempt."""
@@ -428,6 +435,20 @@ class _Dialer:
         self._context = None if tls is None else client_context(tls)
         self._server_name = None if tls is None else tls.server_name
         self._attempts = 0
+
+    def find_partition(self, token: str | None) -> LogName:
+        """Return the partition to write to. Raises Refused, Unreachable, UsageError."""
+        known = self._choice.known
+        if known is not None:
+            return known
+        found = find_stream(
+            map(str, self.addresses),
+            self._choice.stream,
+            token=token,
+            tls=self._tls,
+            timeout_s=self._settings.open_timeout_s,
+        )
+        return self._choice.resolve(found)
 
     def connect(self, now: float, deadline: float) -> BlockingConnection:
         """Connect to the next address. Raises OSError, Misconfigured."""
@@ -453,115 +474,6 @@ class _Troubles:
         """Note that a service has answered."""
         self.offline_at = None
         self.outage.on_answer()
-
-
-class BlockingConnection:
-    """One connected socket and its session. Raises OSError, Misconfigured."""
-
-    def __init__(
-        self,
-        address: Address,
-        timeout_s: float,
-        context: ssl.SSLContext | None,
-        server_name: str | None,
-        settings: ClientSettings,
-    ) -> None:
-        self.address = address
-        self._server_name = server_name or address.host
-        sock = _connect_socket(address, timeout_s)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if context is not None:
-                sock = context.wrap_socket(
-                    sock, server_hostname=self._server_name, do_handshake_on_connect=False
-                )
-                self._handshake(sock)
-            sock.setblocking(False)
-        except BaseException:
-            sock.close()
-            raise
-        self._socket = sock
-        self._unsent: deque[memoryview] = deque()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-        self.session = Session(settings, time.monotonic(), address, secured=context is not None)
-
-    def send(self, parts: Iterable[Buffer]) -> None:
-        """Queue bytes for the next steps."""
-        self._unsent.extend(map(memoryview, parts))
-
-    def step(self, wait_s: float) -> int:
-        """Send and receive all that is possible, waiting for either; return the number of bytes received.
-
-        Raises OSError, Misconfigured.
-        """
-        self._write()
-        count = self.read()
-        if count:
-            return count
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-        self._selector.modify(self._socket, events)
-        if not self._selector.select(wait_s):
-            return 0
-        self._write()
-        return self.read()
-
-    def read(self) -> int:
-        """Receive without waiting; return the number of bytes. Raises OSError, Misconfigured."""
-        connection = self.session.connection
-        try:
-            count = self._socket.recv_into(connection.get_buffer())
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return 0
-        except ssl.SSLError as error:
-            raise tls_fault(error, str(self.address), self._server_name, b"") or error from error
-        if not count:
-            raise self.session.eof_error()
-        connection.buffer_updated(count)
-        return count
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._selector.close()
-        with suppress(OSError):
-            self._socket.close()
-
-    def _handshake(self, sock: ssl.SSLSocket) -> None:
-        try:
-            sock.do_handshake()
-        except ssl.SSLError as error:
-            fault = tls_fault(error, str(self.address), self._server_name, _read_first_bytes(sock, error))
-            raise fault or error from error
-
-    def _write(self) -> None:
-        while self._unsent:
-            part = self._unsent[0]
-            try:
-                sent = self._socket.send(part)
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                return
-            self.session.on_sent(time.monotonic())
-            if sent < len(part):
-                self._unsent[0] = part[sent:]
-            else:
-                self._unsent.popleft()
-
-
-def _connect_socket(address: Address, timeout_s: float) -> socket.socket:
-    try:
-        return socket.create_connection(address, timeout_s)
-    except (socket.gaierror, UnicodeError) as error:
-        raise unknown_host(address.host, error) or error from None
-
-
-def _read_first_bytes(sock: ssl.SSLSocket, error: ssl.SSLError) -> bytes:
-    """Return the first bytes of a server without TLS; OpenSSL has consumed the five bytes before `rest`."""
-    if error.reason != "WRONG_VERSION_NUMBER":
-        return b""
-    with suppress(OSError):
-        rest = socket.socket.recv(sock, FIRST_BYTES_MAX, socket.MSG_DONTWAIT)
-        return b"HTTP/" + rest if rest.startswith((b"1.0 ", b"1.1 ")) else b""
-    return b""
 
 
 def _find_cause(cause: SyncReceipt | Dependency) -> PendingDot | Dot | bytes:

@@ -1,4 +1,7 @@
-"""Argument parsers of `sinks`, `groups`, `quarantine`, `jobs` and `token`; load no module that runs them."""
+"""Argument parsers of `sinks`, `groups`, `quarantine`, `jobs`, `streams` and `token`.
+
+They load no module that runs the verbs.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from delta_prop.commands.parsers import (
     add_source_arguments,
     add_subverbs,
     add_verb_parser,
+    parse_positive,
 )
 
 
@@ -25,6 +29,7 @@ def add_operator_verbs(verbs: Any) -> None:
     _add_groups(verbs)
     _add_quarantine(verbs)
     _add_jobs(verbs)
+    _add_streams(verbs)
     _add_token(verbs)
 
 
@@ -194,6 +199,84 @@ def _run_jobs(options: Namespace) -> int | Coroutine[Any, Any, int]:
     return VERBS[options.jobs_verb](options)
 
 
+# --- streams
+
+
+def _add_streams(verbs: Any) -> None:
+    parser = add_verb_parser(
+        verbs,
+        "streams",
+        "list, show, create, alter or delete streams",
+        "streams create orders --partitions 4 --to localhost:7373",
+        _run_streams,
+        description="A stream is kept in partitions, each a log of its own; their number is fixed. The "
+        "stream default exists in every data directory. --data works while no process serves the "
+        "directory; list and show also while one does.",
+    )
+    subverbs = add_subverbs(parser, "streams")
+    list_ = add_verb_parser(subverbs, "list", "one line per stream", "streams list --to localhost:7373")
+    _add_streams_source(list_)
+    show = add_verb_parser(
+        subverbs, "show", "a stream, and where its logs begin and end", "streams show orders --data facts"
+    )
+    show.add_argument("name", metavar="NAME")
+    _add_streams_source(show)
+    create = add_verb_parser(
+        subverbs, "create", "add a stream", "streams create orders --partitions 4 --to localhost:7373"
+    )
+    create.add_argument("name", metavar="NAME")
+    add_option(
+        create,
+        "--partitions",
+        "N",
+        "their number, fixed for good; default: 1",
+        type=parse_positive,
+        default=1,
+    )
+    add_flag(create, "--if-not-exists", "succeed if it exists with as many partitions")
+    _add_streams_change(create)
+    alter = add_verb_parser(
+        subverbs,
+        "alter",
+        "change settings of a stream",
+        "streams alter orders --set retention_s=86400 --to localhost:7373",
+    )
+    alter.add_argument("name", metavar="NAME")
+    _add_streams_change(alter)
+    delete = add_verb_parser(
+        subverbs, "delete", "remove a stream with all its rows", "streams delete orders --yes --data facts"
+    )
+    delete.add_argument("name", metavar="NAME")
+    add_flag(delete, "--yes", "do not ask: delete")
+    _add_streams_change(delete, has_settings=False)
+
+
+def _add_streams_source(parser: ArgumentParser) -> None:
+    add_source_arguments(parser, "--to")
+    add_json_argument(parser, "JSON instead of text")
+
+
+def _add_streams_change(parser: ArgumentParser, *, has_settings: bool = True) -> None:
+    if has_settings:
+        add_option(
+            parser,
+            "--set",
+            "NAME=VALUE",
+            "retention_s, retention_bytes, compact or compress; NAME= for the service's value; may be "
+            "repeated",
+            action="append",
+            default=[],
+        )
+    add_flag(parser, "--dry-run", "check it, and change nothing")
+    _add_streams_source(parser)
+
+
+def _run_streams(options: Namespace) -> int | Coroutine[Any, Any, int]:
+    from delta_prop.commands.streams import VERBS
+
+    return VERBS[options.streams_verb](options)
+
+
 # --- token
 
 
@@ -218,6 +301,7 @@ def _add_token(verbs: Any) -> None:
     add_flag(new, "--subscribe", "it may read deltas")
     add_flag(new, "--forward", "it belongs to another service, which forwards its whole log")
     add_flag(new, "--admin", "it may see metrics, status and sinks")
+    add_flag(new, "--manage", "it may create, alter, truncate and delete streams")
     add_option(new, "--namespace", "N", "a name, a prefix like 'img-*', or '*' for all", action="append")
     add_option(new, "--operation", "KIND", "it may send only these kinds", action="append")
     add_option(new, "--rate", "R", "deltas per second; inf for no limit")

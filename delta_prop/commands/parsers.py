@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 TIME_HELP = "a time like 2026-01-31T12:00:00Z"
 POSITION_HELP = f"an offset, {TIME_HELP} (UTC unless it names a zone), or 1h for an hour ago"
+DEFAULT_STREAM = "default"
 ACK_LEVELS = ("memory", "logged", "durable")
 _CONNECTION_OPTIONS = ("--token-file", "--tls", "--tls-ca", "--tls-name", "--tls-certificate", "--tls-key")
 _SERVERS_HELP = "a server; given several times: its addresses, tried in turn"
@@ -74,6 +75,13 @@ def add_source_arguments(
     parser.set_defaults(connects_by=option)
 
 
+def add_partition_arguments(parser: ArgumentParser) -> None:
+    """Add --stream and --partition."""
+    add_option(parser, "--stream", "NAME", "default: default", default=DEFAULT_STREAM)
+    help_ = "one of the stream's partitions, from 0 on; default: all, or the only one"
+    add_option(parser, "--partition", "N", help_, type=parse_count)
+
+
 def find_unused_arguments(options: Namespace) -> str | None:
     """Return the error message for connection options that --data makes useless; None if there are none."""
     option: str | None = getattr(options, "connects_by", None)
@@ -113,6 +121,13 @@ def parse_directory(text: str) -> str:
     if not text:
         raise ArgumentTypeError("the name is empty: name a directory, `.` for the current one")
     return text
+
+
+def parse_count(text: str) -> int:
+    """Parse an integer of at least 0. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentTypeError(f"{text!r:.40} is not a whole number: give 0 or more")
+    return int(text)
 
 
 def parse_positive(text: str) -> int:
@@ -163,6 +178,7 @@ def _add_publish(verbs: Any) -> None:
     )
     add_option(parser, "files", "FILE", "JSON lines; - or none: standard input", nargs="*", default=["-"])
     add_source_arguments(parser, "--to")
+    add_partition_arguments(parser)
     add_option(
         parser,
         "--producer",
@@ -206,6 +222,7 @@ def _add_subscribe(verbs: Any) -> None:
         "continue at this group's committed offset, which is stored beside the log. One member reads at "
         "a time, others stand by",
     )
+    add_partition_arguments(parser)
     parser.add_argument(
         "--no-follow", dest="follow", action="store_false", help="stop at the present end of the log"
     )
@@ -222,6 +239,7 @@ def _add_get(verbs: Any) -> None:
     )
     parser.add_argument("vector_id", metavar="VECTOR_ID")
     add_data_argument(parser)
+    add_option(parser, "--stream", "NAME", "default: default", default=DEFAULT_STREAM)
     add_option(parser, "--namespace", "N", "default: the id's part before a colon, else default")
     add_option(parser, "--at", "POSITION", f"as of {POSITION_HELP}, inclusive; default: now")
 

@@ -8,32 +8,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
-from delta_prop.api.propagator import Propagator
 from delta_prop.calls.argument_checks import is_transform
 from delta_prop.client import Producer
+from delta_prop.client.connector import Connector
+from delta_prop.client.partition_choice import PartitionChoice
+from delta_prop.client.stream_lookup import describe_stream
 from delta_prop.commands.connect_options import ConnectOptions, source_of
 from delta_prop.commands.publishers import (
     LineAck,
     LocalPublisher,
+    PartitionedPublisher,
     Publisher,
     RemotePublisher,
     with_line_number,
 )
 from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop.directory.log_positions import check_name_argument
+from delta_prop.hosting.streams import Streams
 from delta_prop.platform import system
 from delta_prop_broker.corruption import LogBusy
 from delta_prop_wire.delta import AckLevel, Delta, Source
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -54,13 +59,14 @@ class Totals:
     refused: int = 0
     forgotten: int = 0  # lines of an earlier run whose outcome the log no longer holds
     unanswered: int = 0
-    next_offset: int | None = None  # None: a server has acknowledged nothing
+    next_offset: int | None = None  # None: nothing was acknowledged, or the lines go to several partitions
     seconds: float = 0.0
 
 
 async def publish(options: Namespace) -> int:
     """Publish all lines; return exit status 0 if none was refused. Raises UsageError, Refused, OSError."""
     target, level = source_of(options), options.ack_level and AckLevel[options.ack_level.upper()]
+    choice = PartitionChoice(options.stream, options.partition)
     name = system.draw_producer_name() if options.producer is None else options.producer
     check_name_argument("--producer", name, VECTOR_ID_BYTES_MAX)
     source = system.Input(options.files)
@@ -69,7 +75,10 @@ async def publish(options: Namespace) -> int:
     publish_run: _PublishRun | None = None
     wait_reporter = WaitReporter()
     try:
-        async with wait_reporter.report(), _open_publisher(target, name, level, wait_reporter) as publisher:
+        async with (
+            wait_reporter.report(),
+            _open_publisher(target, choice, name, level, wait_reporter) as publisher,
+        ):
             publish_run = _PublishRun(publisher, acks=options.acks, wait_reporter=wait_reporter)
             await publish_run.run(source)
             if publish_run.totals.next_offset is None:
@@ -84,24 +93,70 @@ async def publish(options: Namespace) -> int:
 
 @asynccontextmanager
 async def _open_publisher(
-    target: str | ConnectOptions, name: str, level: AckLevel | None, wait_reporter: WaitReporter
+    target: str | ConnectOptions,
+    choice: PartitionChoice,
+    name: str,
+    level: AckLevel | None,
+    wait_reporter: WaitReporter,
 ) -> AsyncIterator[Publisher]:
     """Open the publisher, and let the wait reporter query it. Raises UsageError, Refused, OSError."""
-    if isinstance(target, str):
-        try:
-            async with Propagator(data=target) as p:
-                local = LocalPublisher(p, name, AckLevel.DURABLE if level is None else level)
-                wait_reporter.get_cause = local.waits_for
-                yield local
-        except LogBusy as busy:
-            raise LogBusy(f"{busy}, or publish to that server with --to HOST:PORT") from None
-    else:
-        addresses, token, tls = target
-        producer = Producer(addresses, name=name, token=token, tls=tls, ack_level=level, numbered=True)
-        remote = RemotePublisher(producer)
-        wait_reporter.get_cause = remote.waits_for
-        async with producer:
-            yield remote
+    opened = (
+        _open_local(target, choice, name, AckLevel.DURABLE if level is None else level)
+        if isinstance(target, str)
+        else _open_remote(target, choice, name, level)
+    )
+    async with opened as publishers:
+        publisher = publishers[0] if len(publishers) == 1 else PartitionedPublisher(publishers)
+        wait_reporter.get_cause = publisher.waits_for
+        yield publisher
+
+
+@asynccontextmanager
+async def _open_local(
+    data: str, choice: PartitionChoice, name: str, level: AckLevel
+) -> AsyncIterator[list[LocalPublisher | RemotePublisher]]:
+    """Open the partitions in a data directory. Raises UsageError, Refused, LogBusy, OSError."""
+    try:
+        async with Streams(data=data) as streams:
+            stream = streams.catalogue.require(str(choice.stream))
+            numbers = range(stream.partitions) if choice.partition is None else [choice.partition]
+            partitions = [await streams.open_partition(stream, number) for number in numbers]
+            yield [LocalPublisher(partition, name, level) for partition in partitions]
+    except LogBusy as busy:
+        raise LogBusy(f"{busy}, or publish to that server with --to HOST:PORT") from None
+
+
+@asynccontextmanager
+async def _open_remote(
+    target: ConnectOptions, choice: PartitionChoice, name: str, level: AckLevel | None
+) -> AsyncIterator[list[LocalPublisher | RemotePublisher]]:
+    """Connect to the partitions of a server. Raises UsageError, Refused, Unreachable."""
+    addresses, token, tls = target
+    names = [choice.known]
+    if choice.known is None:
+        connector = Connector(addresses, token=token, tls=tls, settings=None, world=None)
+        connector.open()
+        stream = await describe_stream(choice.stream, connector)
+        single = choice.partition is not None or stream.count == 1
+        numbers = [choice.resolve(stream).partition] if single else [*range(stream.count)]
+        names = [LogName(stream.stream, number) for number in numbers]
+    producers = [
+        Producer(
+            addresses,
+            name=name,
+            token=token,
+            tls=tls,
+            ack_level=level,
+            numbered=True,
+            stream=DEFAULT_LOG.stream if log is None else log.stream,
+            partition=None if log is None else log.partition,
+        )
+        for log in names
+    ]
+    async with AsyncExitStack() as exits:
+        for producer in producers:
+            await exits.enter_async_context(producer)
+        yield [RemotePublisher(producer) for producer in producers]
 
 
 @dataclass(slots=True)
@@ -213,8 +268,10 @@ class _PublishRun:
         totals, offset = self.totals, ack.offset
         totals.acknowledged += 1
         totals.duplicates += ack.duplicate
-        totals.next_offset = max(totals.next_offset or 0, offset + 1)
-        self._put({"line": number, "offset": offset, "duplicate": ack.duplicate})
+        if ack.partition is None:
+            totals.next_offset = max(totals.next_offset or 0, offset + 1)
+        line: dict[str, object] = {"line": number, "offset": offset, "duplicate": ack.duplicate}
+        self._put(line if ack.partition is None else line | {"partition": ack.partition})
 
     def _note_refused(self, number: int, refusal: Refused) -> None:
         self.totals.refused += 1

@@ -26,6 +26,7 @@ from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, Source, producer_id_of
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import Ack, Nack, OriginGrant, Welcome
+from delta_prop_wire.murmur import partition_of
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -39,10 +40,14 @@ _POLL_S = 0.1
 
 
 class LineAck(NamedTuple):
-    """The acknowledgement of a line: its offset in the log; `duplicate`: True if it was there before."""
+    """The acknowledgement of a line: its offset in the log; `duplicate`: True if it was there before.
+
+    `partition`: that of the log, if the lines go to several.
+    """
 
     offset: int
     duplicate: bool
+    partition: int | None = None
 
 
 OutcomeCallback: TypeAlias = "Callable[[LineAck | Refused], None]"
@@ -58,13 +63,14 @@ class LocalPublisher:
         self._pipeline, self._now = partition.pipeline, partition.world.clock.now
         self._name = name
         self._producer_state = ProducerState(name, ack_level=level, can_split=True)
+        self._producer_state.bind(partition.name)
         self._random = partition.world.randomness.fork("publish").random
         self._wakeup = Wakeup()
         self._failure: Refused | None = None
         self._blocked_line: tuple[int, Refused] | None = None  # a refused line that is retried
         self._progress_at = system.now()
         self._generation = 0  # of the hello: outcomes of earlier generations are ignored
-        grants = self._pipeline.hello(producer_id_of(name), name, self._now())
+        grants = self._pipeline.hello(producer_id_of(name, partition.name.stream), name, self._now())
         self._apply_welcome(grants)
 
     def waits_for(self) -> Exception | None:
@@ -201,7 +207,52 @@ class RemotePublisher:
         return None
 
 
-Publisher: TypeAlias = LocalPublisher | RemotePublisher
+class PartitionedPublisher:
+    """Publishes each line to the partition of its vector."""
+
+    def __init__(self, publishers: Sequence[LocalPublisher | RemotePublisher]) -> None:
+        """`publishers`: one for each partition, in order."""
+        self._publishers = publishers
+
+    def waits_for(self) -> Exception | None:
+        """Return the reason why the first partition that is held up makes no progress."""
+        causes = (publisher.waits_for() for publisher in self._publishers)
+        return next((cause for cause in causes if cause is not None), None)
+
+    async def send(self, number: int, delta: Delta, on_outcome: OutcomeCallback) -> None:
+        """Send a line once there is capacity. Raises Refused."""
+        partition = partition_of(delta.namespace, delta.vector_id, len(self._publishers))
+
+        def note(outcome: LineAck | Refused) -> None:
+            if isinstance(outcome, LineAck):
+                outcome = outcome._replace(partition=partition)
+            on_outcome(outcome)
+
+        await self._publishers[partition].send(number, delta, note)
+
+    async def run(self) -> None:
+        """Run all publishers until cancelled. Raises Refused."""
+        failures: list[Refused] = []
+
+        async def run_one(publisher: LocalPublisher | RemotePublisher) -> None:
+            try:
+                await publisher.run()
+            except Refused as failure:  # a task group would wrap it
+                failures.append(failure)
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for publisher in self._publishers:
+                tasks.start_soon(run_one, publisher)
+        if failures:
+            raise failures[0]
+
+    def log_end(self) -> int | None:
+        """Return None: each partition has offsets of its own."""
+        return None
+
+
+Publisher: TypeAlias = LocalPublisher | RemotePublisher | PartitionedPublisher
 
 
 class _LineListener:

@@ -24,6 +24,7 @@ from delta_prop.commands.startup import ServerParts, check_startup, explain_list
 from delta_prop.configuration import Configuration
 from delta_prop.configuration.values import with_path
 from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.hosting.streams import Streams
 from delta_prop.platform import system
 from delta_prop.platform.ports import World
 from delta_prop.platform.world import real_world
@@ -193,20 +194,22 @@ class _ServerRun:
         """Open the log, attach sinks, listen, report ready, and serve until the service ends."""
         configuration, data = self._configuration, self._configuration.data
         assert data is not None
-        propagator = Propagator(configuration.settings, data=data, log=configuration.log, world=self._world)
+        hosted = Streams(configuration.settings, data=data, log=configuration.log, world=self._world)
         with remove_on_failure(data) as keep_directory:
-            async with propagator as p:
-                self._server_status.propagator = p
+            async with hosted as streams:
+                p = self._server_status.propagator = await streams.open()
                 try:
-                    await self._serve_log(p, http_port, keep_directory)
+                    await self._serve_streams(streams, p, http_port, keep_directory)
                 finally:
                     self._server_status.propagator = None
 
-    async def _serve_log(self, p: Propagator, http_port: int, keep_directory: Callable[[], None]) -> None:
+    async def _serve_streams(
+        self, streams: Streams, p: Propagator, http_port: int, keep_directory: Callable[[], None]
+    ) -> None:
         configuration = self._configuration
         with p.internals().sinks.attach_together():
             await self._attach(p)
-        service = Service(p, configuration.server, access=self._access, tls=configuration.served_tls)
+        service = Service(streams, configuration.server, access=self._access, tls=configuration.served_tls)
         async with anyio.create_task_group() as tasks:
             with explain_listen_failure("port", configuration.server.host):
                 address = await tasks.start(service.run)

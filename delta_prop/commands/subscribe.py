@@ -28,7 +28,7 @@ from delta_prop.directory.log_positions import (
     offset_of,
     subscribe_start_of,
 )
-from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.directory.readonly_log import PartitionName, find_place, open_disk, open_readonly_log
 from delta_prop.platform import system
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.readonly.follow import Follower
@@ -63,13 +63,14 @@ async def subscribe(options: Namespace) -> int:
         await _subscribe_to_server(source, options, position)
         return OK
     group = None
+    name = PartitionName(options.stream, options.partition)
     if options.group is not None:
-        with open_readonly_log(source) as (disk, log, _):
+        with open_readonly_log(source, name) as (disk, log, _):
             log_id = log.log_id
         group = await _acquire_group(disk, options.group, log_id)
     try:
         # The log is opened again, since it has grown while this process stood by.
-        with open_readonly_log(source) as (disk, log, _):
+        with open_readonly_log(source, name) as (_, log, _):
             if group is None or group.next_offset is None:
                 start = offset_of(position or (LATEST if group is None else EARLIEST), log)
             else:
@@ -77,7 +78,9 @@ async def subscribe(options: Namespace) -> int:
             check_reached(start, log)
         if group is not None:
             group.next_offset = start
-        with closing(Follower(disk, start, synced=log.high_watermark)) as follower:
+        disk = open_disk(source)
+        directory = find_place(disk, name).log_path
+        with closing(Follower(disk, start, directory, synced=log.high_watermark)) as follower:
             await _DirectoryReader(options, topics, group, follower).run()
     finally:
         if group is not None:
@@ -115,11 +118,13 @@ async def _subscribe_to_server(
             name="delta-prop subscribe",
             token=connect_options.token,
             tls=connect_options.tls,
+            stream=options.stream,
+            partition=options.partition,
         )
         async with report_subscriber_waits(subscriber), subscriber:
             await _write_from_server(subscriber, options)
     except Refused as refused:
-        if refused.code is not ErrorCode.BAD_REQUEST:
+        if refused.code not in (ErrorCode.BAD_REQUEST, ErrorCode.UNKNOWN_STREAM, ErrorCode.WRONG_PARTITION):
             raise
         raise UsageError(refused.message) from None
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.platform import system
 from delta_prop.platform.dates import TIME_US_MAX, explain_bad_time, format_time, parse_span_us, parse_time
-from delta_prop.server.tokens import TOKEN_RANDOM_BYTES, TokenDefaults, digest_of, make_token, parse_tokens
+from delta_prop.server.tokens import (
+    RIGHTS,
+    TOKEN_RANDOM_BYTES,
+    TokenDefaults,
+    digest_of,
+    make_token,
+    parse_tokens,
+)
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +52,7 @@ def create_token(options: Namespace) -> int:
 
 def _read_rights(options: Namespace) -> dict[str, Any]:
     """Return the table's keys and values; a key that was not given has an empty value."""
-    rights = {right: getattr(options, right) for right in ("publish", "subscribe", "forward", "admin")}
+    rights = {right: getattr(options, right) for right in RIGHTS}
     rights |= {"namespaces": options.namespace, "operations": options.operation}
     for key in ("rate", "burst"):
         text = getattr(options, key)
@@ -57,9 +64,10 @@ def _read_rights(options: Namespace) -> dict[str, Any]:
 def _check_rights(name: str, rights: Mapping[str, Any]) -> None:
     """Check the combination of options by the rules of the token file, with errors that name options."""
     given = {key for key, value in rights.items() if value}
-    if not given & {"publish", "subscribe", "forward", "admin"}:
+    if not given & {*RIGHTS}:
         raise UsageError(
-            f"token {name!r:.80}: it may do nothing: give --publish, --subscribe, --forward or --admin"
+            f"token {name!r:.80}: it may do nothing: give --publish, --subscribe, --forward, --admin or "
+            "--manage"
         )
     is_unrestricted = (
         {"publish", "namespaces"} <= given and rights["namespaces"] == ["*"] and "operations" not in given

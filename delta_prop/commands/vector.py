@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.connect_options import read_position
 from delta_prop.directory.log_positions import LATEST, check_name_argument, check_not_before
-from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log
+from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log, partition_of_vector
 from delta_prop.platform import system
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.retention.snapshot import Snapshot
@@ -42,7 +42,8 @@ def show_vector(options: Namespace) -> int:
     check_name_argument("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
     namespace = options.namespace or namespace_of(vector_id)
     position = read_position("--at", options.at, LATEST)
-    with open_readonly_log(options.data) as (_, log, _), open_prefix_snapshot(log) as snapshot:
+    name = partition_of_vector(options.data, options.stream, namespace, vector_id)
+    with open_readonly_log(options.data, name) as (_, log, _), open_prefix_snapshot(log) as snapshot:
         start = log.start_offset if snapshot is None else snapshot.offset
         if snapshot is not None:
             check_not_before(position, snapshot)

@@ -29,6 +29,7 @@ from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import PRODUCER_ID_BITS
+from delta_prop_wire.stamp import LogName
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from delta_prop.partition.gate import Gate
     from delta_prop.partition.listener import PartitionListener
     from delta_prop.platform.ports import Clock, World
+    from delta_prop_broker.catalogue.store import PartitionPlace
+    from delta_prop_broker.log.data_directory import DataDirectory
     from delta_prop_broker.log.settings import LogSettings
 
 
@@ -56,9 +59,13 @@ class Partition:
     """
 
     def __init__(
-        self, log: MemoryLog | DurableLog, settings: Settings, world: World, storage: Storage | None = None
+        self,
+        log: MemoryLog | DurableLog,
+        settings: Settings,
+        world: World,
+        storage: Storage | None = None,
     ) -> None:
-        """Use `create_in_memory` or `open_directory`."""
+        """Use `create_in_memory`, `open_directory` or `open_in`."""
         self.log = log
         self.storage = storage
         self.settings = settings
@@ -96,9 +103,30 @@ class Partition:
         storage = await Storage.open(path, log_settings, world)
         return cls(storage.log, settings, world, storage)
 
+    @classmethod
+    async def open_in(
+        cls,
+        data: DataDirectory,
+        place: PartitionPlace,
+        log_settings: LogSettings,
+        settings: Settings,
+        world: World,
+    ) -> Partition:
+        """Create or recover one of several partitions of an open data directory.
+
+        Raises LogCorrupted, FormatUnknown, OSError.
+        """
+        storage = await Storage.open_in(data, place, log_settings, world)
+        return cls(storage.log, settings, world, storage)
+
+    @property
+    def name(self) -> LogName:
+        """Its stream and its number in the stream."""
+        return self.log.name
+
     @property
     def disk(self) -> Disk | None:
-        """The data directory; None for a log in memory."""
+        """The directory of the sinks' cursors and the like; None for a log in memory."""
         return None if self.storage is None else self.storage.disk
 
     async def start(self, listener: PartitionListener, gate: Gate) -> None:
@@ -205,6 +233,7 @@ class Partition:
             _create_parts(self.settings, None if storage is None else storage.log.openings),
             self._listener,
             own_producer_id=own_producer_id,
+            partition=self.name.partition,
             clock=self.world.clock,
             gate=self._gate,
             ticker=self._ticker,

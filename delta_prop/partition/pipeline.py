@@ -44,7 +44,7 @@ from delta_prop.partition.order.orphans import Orphans
 from delta_prop.partition.order.pending_drafts import PendingDrafts
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.control_rows import uses_dots
-from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, make_origin
+from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, make_origin, origin_partition
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frame_runs import FrameRun
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
@@ -73,12 +73,16 @@ class Pipeline:
         listener: PartitionListener,
         *,
         own_producer_id: int,
+        partition: int = 0,
         clock: Clock,
         gate: Gate,
         ticker: Ticker | None = None,
         committer: Committer | None = None,
     ) -> None:
-        """Create a pipeline with an empty state. `ticker` is woken when work is queued; it calls `pump`."""
+        """Create a pipeline with an empty state.
+
+        `partition`: its number in its stream. `ticker` is woken when work is queued; it calls `pump`.
+        """
         queue, orderer, ids, origins, vectors = parts
         self.log = log
         self.queue = queue
@@ -102,7 +106,7 @@ class Pipeline:
         self._ticker = ticker
         self._running = False
         self._now = 0.0
-        self._own_origins = tuple(make_origin(own_producer_id, lane) for lane in Priority)
+        self._own_origins = tuple(make_origin(own_producer_id, lane, partition) for lane in Priority)
         for origin in self._own_origins:
             origins.hello(origin, OWN, 0.0)
         self._pending_drafts = PendingDrafts()
@@ -150,7 +154,8 @@ class Pipeline:
         """Open a producer, with one grant per priority, and fence its former holder. Raises Refused."""
         self.check_running()
         grants = []
-        origins = [make_origin(producer_id, lane) for lane in Priority]
+        partition = origin_partition(self._own_origins[0])
+        origins = [make_origin(producer_id, lane, partition) for lane in Priority]
         self.origins.check_capacity(origins, owner)
         for origin in origins:
             state = self.origins.hello(origin, owner, now, self.orderer.watermarks.get(origin, 0))

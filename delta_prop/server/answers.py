@@ -5,14 +5,14 @@ Answers are everything besides deliveries and the outcomes of deltas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
 from delta_prop.server.permissions import Permissions, Unauthorized
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError, Refused
-from delta_prop_wire.frames import Ack, Frame, Nack, Request, Response
+from delta_prop_wire.frames import Ack, Frame, Hello, Nack, Request, Response
 from delta_prop_wire.message_rules import Phase
 from delta_prop_wire.spec import ErrorCode
 
@@ -44,12 +44,22 @@ def server_closing() -> Refused:
     )
 
 
+def partition_closing() -> Refused:
+    """Return the reason to close a connection when its partition closes, because its stream was changed."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        "the partition closes, since its stream was altered or deleted: reconnect, and resend what was not "
+        "acknowledged",
+        retry_after_ms=100,
+    )
+
+
 @dataclass(slots=True, eq=False)
 class ConnectedClient:
     """The other end of a connection. `number`: of the connection; `name`: as the client calls itself.
 
     `permissions`: None before the first hello. `source`: that of its deltas. `codecs`: of compressed frames
-    that it can read.
+    that it can read. `last_hello`: the one that its deltas follow.
     """
 
     number: int
@@ -58,6 +68,7 @@ class ConnectedClient:
     permissions: Permissions | None = None
     source: Source = Source.LOCAL
     codecs: frozenset[int] = frozenset()
+    last_hello: Hello = field(default_factory=Hello)
 
     @property
     def rights(self) -> Permissions:

@@ -32,6 +32,8 @@ from delta_prop_wire.message_rules import Phase, Role
 if TYPE_CHECKING:
     from delta_prop.platform.ports import Stream
     from delta_prop.server.server_context import ServerContext
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_wire.stamp import LogName
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -69,6 +71,16 @@ class ConnectionHandler:
         self._reader = ConnectionReader(
             stream, connection, context, dispatcher=self.dispatcher, answers=answers
         )
+
+    @property
+    def partition_name(self) -> LogName:
+        """The partition that the connection works with."""
+        return self._context.served.name
+
+    @property
+    def log(self) -> Log:
+        """The log of that partition."""
+        return self._context.partition.log
 
     # --- running
 
@@ -174,7 +186,7 @@ class ConnectionHandler:
             return ()
         outcomes = producer.outcomes
         answers = outcomes.take_answers(
-            throttled=producer.is_throttled and self._context.pressure.level is PressureLevel.STOP
+            throttled=producer.is_throttled and self._context.served.pressure.level is PressureLevel.STOP
         )
         if outcomes.is_unauthorized:
             self._writer.is_ending = True
@@ -220,6 +232,8 @@ class ConnectionHandler:
             "address": client.address,
             "client": client.name,
             "token": None if client.permissions is None else client.permissions.name,
+            "stream": self._context.served.stream,
+            "partition": self.partition_name.partition,
             "seconds": round(self._context.clock.now() - self.started_at, 1),
             "pending_frames": 0 if producer is None else len(producer.outcomes.pending),
             "subscribed": session is not None,

@@ -14,7 +14,8 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.server.answers import Answers, ConnectedClient, ConnectionEnd, log_recovered, server_closing
-from delta_prop.server.partitions import check_claims
+from delta_prop.server.partition_checks import check_hello, check_served
+from delta_prop.server.partitions import ServedPartition, explain_open_failure
 from delta_prop.server.permissions import Unauthorized
 from delta_prop.server.produce_handler import ProduceHandler
 from delta_prop.server.query_handler import QueryHandler, make_welcomes
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from delta_prop.platform.ports import Stream
     from delta_prop.server.consumer_session import ConsumeHandler, Heartbeats
     from delta_prop.server.server_context import ServerContext
+    from delta_prop_wire.stamp import LogName
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -135,8 +137,8 @@ class ConnectionReader:
                 if not await stream.receive_each(connection.get_buffer, self._on_received):
                     return
                 while not self._handle_frames():
-                    hello = dispatcher.hello_done
-                    await (anyio.lowlevel.checkpoint() if hello is None else hello.wait())
+                    unblocked = dispatcher.unblocked
+                    await (anyio.lowlevel.checkpoint() if unblocked is None else unblocked.wait())
         except ConnectionError:
             self._answers.abort()
         except ProtocolError as error:
@@ -174,7 +176,7 @@ class ConnectionReader:
         started_at = self._now()
         with self._context.partition.tick_callbacks:
             while buffer.start < buffer.end:
-                if dispatcher.hello_done is not None:
+                if dispatcher.unblocked is not None:
                     return False
                 if not (dispatcher.handle_run() or dispatcher.handle_next()):
                     break
@@ -201,7 +203,8 @@ class ConnectionReader:
 class FrameDispatcher:
     """Handles the frames of one connection.
 
-    `hello_done`: set once the first hello is answered, for which later frames wait; None if none waits.
+    `unblocked`: set once a hello is done for which later frames wait; None if none waits. Such are the first
+    one, and one whose partition has to be opened.
     `produce_handler`: None until a hello whose token may publish. `pending_answers`: requests whose answer
     waits for a sync.
     """
@@ -220,7 +223,7 @@ class FrameDispatcher:
         self.produce_handler: ProduceHandler | None = None
         self.queries = QueryHandler(context, answers)
         self.pending_answers = 0
-        self.hello_done: anyio.Event | None = None
+        self.unblocked: anyio.Event | None = None
         self._context = context
         self._client = client
         self._connection = connection
@@ -332,9 +335,27 @@ class FrameDispatcher:
         rights = client.rights
         if hello.origins or hello.source is Source.REPLICA:
             rights.check_origins(hello.source)
-        check_claims(hello)
+        name = check_hello(hello, context.partitions.streams.catalogue)
+        if name == context.served.name:
+            self._finish_hello(sequence, hello, is_first=is_first)
+            return
+        if not (self._is_unused() and self._deliveries.session is None):
+            check_served(name, context.served.name)
+        served = context.partitions.find(name)
+        if served is not None:
+            self._bind(served)
+            self._finish_hello(sequence, hello, is_first=is_first)
+        else:
+            self.unblocked = anyio.Event()
+            self.queries.tasks.start_soon(self._open_and_finish, name, sequence, hello, is_first)
+
+    def _finish_hello(self, sequence: int, hello: Hello, *, is_first: bool) -> None:
+        """Answer a hello, in the partition that it names. Raises Refused."""
+        context, client = self._context, self._client
+        rights = client.rights
         if rights.publish and (self.produce_handler is None or (hello.job is not None and self._is_unused())):
             self.produce_handler = make_produce_handler(context, client, hello, self._answers)
+            client.last_hello = hello
         elif hello.job is not None:
             rights.check_origins(hello.source)
             raise Refused(
@@ -351,13 +372,13 @@ class FrameDispatcher:
             self._send_welcome(sequence, grants, is_first=is_first)
             return
         self.pending_answers += 1
-        hello_done = self.hello_done = anyio.Event() if is_first else None
+        answered = self.unblocked = anyio.Event() if is_first else None
 
         def answer(failure: Refused | None) -> None:
             self.pending_answers -= 1
-            if hello_done is not None:
-                self.hello_done = None
-                hello_done.set()
+            if answered is not None:
+                self.unblocked = None
+                answered.set()
             if self._answers.writer.is_ending:
                 return
             if failure is not None:
@@ -368,10 +389,38 @@ class FrameDispatcher:
         # The watermarks may count rows that the log can still lose.
         context.partition.pipeline.when_reached(answer)
 
+    # --- the partition
+
+    async def _open_and_finish(self, name: LogName, sequence: int, hello: Hello, is_first: bool) -> None:
+        """Open a partition, and answer the hello that names it."""
+        opened = self.unblocked
+        assert opened is not None
+        self.pending_answers += 1
+        try:
+            async with explain_open_failure(name):
+                self._bind(await self._context.partitions.open(name))
+            self.unblocked = None
+            self._finish_hello(sequence, hello, is_first=is_first)
+        except Refused as refused:
+            self.unblocked = None
+            self._answers.refuse_request(sequence, hello, refused)
+        finally:
+            self.pending_answers -= 1
+            opened.set()
+
+    def _bind(self, served: ServedPartition) -> None:
+        self._context.bind(served)
+        self._connection.stream = served.name.stream
+        self._known_recoveries = served.partition.pipeline.recoveries
+        if self.produce_handler is not None:  # of another partition, and unused
+            self.produce_handler = make_produce_handler(
+                self._context, self._client, self._client.last_hello, self._answers
+            )
+
     def _is_unused(self) -> bool:
         """True if nothing was claimed, sent or staged on this connection."""
         handler = self.produce_handler
-        return not (handler is None or handler.is_used or isinstance(handler, StagingHandler))
+        return handler is None or not (handler.is_used or isinstance(handler, StagingHandler))
 
     def _send_welcome(self, sequence: int, grants: list[OriginGrant], *, is_first: bool) -> None:
         settings = self._context.settings
@@ -402,7 +451,7 @@ class FrameDispatcher:
                 self._answers.respond(sequence, outcome)
 
         try:
-            self._context.jobs.decide(request, rights.name, respond)
+            self._context.served.jobs.decide(request, rights.name, respond)
         except Refused as refused:
             self.pending_answers -= 1
             raise refused from None

@@ -17,7 +17,7 @@ from delta_prop.delivery.backpressure.advice import Advice
 from delta_prop.delivery.routing_table import NoRows, Rows
 from delta_prop.server.groups import GroupAssignment, GroupMembership, Groups
 from delta_prop.server.log_reader import LogReader, rows_from
-from delta_prop.server.partitions import check_partition, resolve_partition
+from delta_prop.server.partition_checks import check_acked, resolve_partition
 from delta_prop.server.permissions import Unauthorized
 from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk, SendQueue, SendState, SendTiming
 from delta_prop.server.start_offsets import check_cursor, check_offset
@@ -38,6 +38,7 @@ from delta_prop_wire.frames import (
     Unsubscribe,
 )
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import LogName
 
 if TYPE_CHECKING:
     from delta_prop.delivery.sink_manager import SinkManager
@@ -466,16 +467,15 @@ class ConsumeHandler:
     # --- frames of the client
 
     def handle_subscribe(self, sequence: int, request: Subscription) -> None:
-        """Open a subscription. Raises Refused."""
-        context, rights = self._context, self._client.rights
-        rights.check_subscribe(request.topics)
-        request = resolve_partition(request)
-        session = self.session
+        """Open a subscription in the partition of the connection. Raises Refused."""
+        context, session = self._context, self.session
+        self._client.rights.check_subscribe(request.topics)
+        request = resolve_partition(request, context.partitions.streams.catalogue, context.served.name)
         if session is None:
             session = ConsumerSession(
                 context.partition,
-                context.sinks,
-                context.groups,
+                context.served.sinks,
+                context.served.groups,
                 settings=context.settings,
                 client=self._client,
                 writer=self._answers.writer,
@@ -510,7 +510,7 @@ class ConsumeHandler:
         if session is None:
             return
         try:
-            check_partition(ack.stream, ack.partition)
+            check_acked(LogName(ack.stream, ack.partition), self._context.served.name)
             if ack.credit is not None:
                 session.grant(ack.credit)
             if ack.processed is not None:
@@ -570,7 +570,7 @@ class ConsumeHandler:
         level = PressureLevel.OK if warning is None else warning.level
         if level != self._sent_level:
             self._sent_level = level
-            pressure = self._context.pressure
+            pressure = self._context.served.pressure
             self._answers.send(warning or Backpressure(pressure.next_number(), PressureLevel.OK))
 
     # --- helpers

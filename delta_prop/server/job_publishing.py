@@ -33,7 +33,16 @@ from delta_prop.server.part_file import (
     read_head,
 )
 from delta_prop_wire.batch import Batch
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Source, make_origin, origin_lane, producer_id_of
+from delta_prop_wire.delta import (
+    AckLevel,
+    Delta,
+    Dot,
+    Source,
+    make_origin,
+    origin_lane,
+    origin_partition,
+    producer_id_of,
+)
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import OriginClaim, RefusedRow
@@ -463,7 +472,11 @@ class JobPublication:
     def _retry_origin(self, origin: int) -> int:
         """Return the origin under which the rows of refused batches are sent again."""
         part = self._decision.parts[self._progress.index].part
-        return make_origin(producer_id_of(f"{self._decision.job}/{part}/again"), origin_lane(origin))
+        return make_origin(
+            producer_id_of(f"{self._decision.job}/{part}/again"),
+            origin_lane(origin),
+            origin_partition(origin),
+        )
 
 
 def _split_halves(rows: range) -> list[range]:

@@ -1,95 +1,281 @@
-"""The stream and partition of this service: one stream, `default`, of one partition.
+"""The partitions that a server serves: found by their names, opened at their first use, checked in requests.
 
-Clients that spread over several services use the partition number in an origin as the number of the service.
-So a frame of a producer may name any partition, if its origin names the same one. Readers name partition 0.
+A connection works with one partition at a time: the one that its first claim or subscription names.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from delta_prop_wire.delta import Source, origin_partition
-from delta_prop_wire.errors import Refused
+import anyio
+
+from delta_prop.server.groups import Groups
+from delta_prop.server.jobs import Jobs
+from delta_prop.server.server_context import ServicePressure
+from delta_prop_broker.catalogue.catalogue import Catalogue
+from delta_prop_broker.catalogue.stream import Stream, check_partition
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
+from delta_prop_wire.frames import (
+    Backpressure,
+    PartitionRange,
+    PressureLevel,
+    StreamDescription,
+)
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 if TYPE_CHECKING:
-    from delta_prop_wire.frames import Hello, Subscription
+    from collections.abc import AsyncIterator
 
-DEFAULT_STREAM = "default"
-STREAM_ID = 0
-PARTITION = 0
+    from anyio.abc import TaskGroup
+
+    from delta_prop.api.propagator import Propagator
+    from delta_prop.delivery.backpressure.pacer import Pressure
+    from delta_prop.delivery.sink_manager import SinkManager
+    from delta_prop.partition.partition import Partition
+    from delta_prop.platform.ports import World
+    from delta_prop.server.settings import ServerSettings
+
+OPEN_TIMEOUT_S = 60.0
+"""Seconds for which a request waits for the opening of its partition."""
+_RETRY_MS = 1_000
 
 
-def check_stream(stream: int) -> None:
-    """Raise Refused (UNKNOWN_STREAM) unless it is the stream of this service."""
-    if stream != STREAM_ID:
-        raise Refused(
-            ErrorCode.UNKNOWN_STREAM,
-            f"stream {stream}: unknown: name stream {STREAM_ID} ({DEFAULT_STREAM}), the only one",
-            details={"stream": stream},
+class ServedStreams(Protocol):
+    """The streams behind a server: those of a data directory, or the one of a propagator."""
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The streams that there are now."""
+
+    @property
+    def world(self) -> World:
+        """The clock, the disk and the network of all partitions."""
+
+    async def open_partition(self, stream: Stream, number: int) -> Propagator:
+        """Return the propagator of a partition, opened if need be. Raises DeltaPropError, OSError."""
+
+    async def create(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        if_not_exists: bool = False,
+        dry_run: bool = False,
+    ) -> Stream:
+        """Create a stream. Raises Refused, UsageError, OSError."""
+
+    async def alter(self, name: str, changes: Mapping[str, Any], *, dry_run: bool = False) -> Stream:
+        """Change settings of a stream. Raises Refused, UsageError, OSError."""
+
+    async def delete(self, name: str, *, dry_run: bool = False) -> Stream:
+        """Delete a stream. Raises Refused, UsageError, OSError."""
+
+
+class SingleStream:
+    """The default stream of one propagator, which belongs to a program; there are no others."""
+
+    def __init__(self, propagator: Propagator) -> None:
+        self.catalogue = Catalogue()
+        self._propagator = propagator
+
+    @property
+    def world(self) -> World:
+        return self._propagator.internals().partition.world
+
+    async def open_partition(self, stream: Stream, number: int) -> Propagator:
+        check_partition(stream, number)
+        return self._propagator
+
+    async def create(self, name: str, partitions: int = 1, **_options: Any) -> Stream:
+        raise _unsupported()
+
+    async def alter(self, name: str, changes: Mapping[str, Any], *, dry_run: bool = False) -> Stream:
+        raise _unsupported()
+
+    async def delete(self, name: str, *, dry_run: bool = False) -> Stream:
+        raise _unsupported()
+
+
+def _unsupported() -> UsageError:
+    return UsageError(
+        "streams: this service has one propagator, so only the default stream: serve the streams of a data "
+        "directory (delta_prop.Streams, or `delta-prop serve`)"
+    )
+
+
+class PartitionClients(Protocol):
+    """The connections of a server."""
+
+    def send_pressure(self, served: ServedPartition, frame: Backpressure) -> None:
+        """Send backpressure advice to those that work with a partition."""
+
+
+@dataclass(slots=True, eq=False)
+class ServedPartition:
+    """An open partition, with what connections share about it."""
+
+    name: LogName
+    stream: str
+    propagator: Propagator
+    partition: Partition
+    sinks: SinkManager
+    groups: Groups
+    jobs: Jobs
+    pressure: ServicePressure
+    scope: anyio.CancelScope
+
+    async def run(self, clients: PartitionClients) -> None:
+        """Run the tasks of the groups and the jobs, and report backpressure, until cancelled by `scope`."""
+        with self.scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.groups.run)
+                tasks.start_soon(self.jobs.run)
+                tasks.start_soon(self._report_pressure, clients)
+
+    async def _report_pressure(self, clients: PartitionClients) -> None:
+        last_level = PressureLevel.OK
+        async for pressure in self.propagator.pressure_changes():
+            self.pressure.level = pressure.level
+            if pressure.level or last_level:
+                clients.send_pressure(self, _make_backpressure(pressure, self.pressure.next_number()))
+            last_level = pressure.level
+
+
+def _make_backpressure(pressure: Pressure, number: int) -> Backpressure:
+    return Backpressure(
+        number,
+        level=pressure.level,
+        depth=pressure.depth,
+        capacity=pressure.capacity,
+        rate=pressure.rate_limit,
+        retry_after_ms=pressure.retry_after_ms,
+    )
+
+
+class Partitions:
+    """The partitions of one server. `streams`: where they come from; `default`: open from the start."""
+
+    def __init__(self, streams: ServedStreams, settings: ServerSettings, clients: PartitionClients) -> None:
+        self.streams = streams
+        self.default: ServedPartition
+        self._settings = settings
+        self._clients = clients
+        self._served: dict[LogName, ServedPartition] = {}
+        self._opening: dict[LogName, anyio.Event] = {}
+        self._tasks: TaskGroup
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """Open the default partition; `tasks` own what partitions need. Raises as `open`."""
+        self._tasks = tasks
+        self.default = await self.open(DEFAULT_LOG)
+
+    # --- questions
+
+    def all(self) -> list[ServedPartition]:
+        """Return the open partitions, in the order of their names."""
+        return [self._served[name] for name in sorted(self._served)]
+
+    def find(self, name: LogName) -> ServedPartition | None:
+        """Return a partition if it is open."""
+        return self._served.get(name)
+
+    def check(self, name: LogName) -> Stream:
+        """Return the stream of a partition. Raises Refused (UNKNOWN_STREAM, WRONG_PARTITION)."""
+        stream = self.streams.catalogue.find(name.stream)
+        check_partition(stream, name.partition)
+        return stream
+
+    def describe(self) -> list[StreamDescription]:
+        """Describe all streams, with the ranges of open partitions."""
+        return [self.describe_one(stream) for stream in self.streams.catalogue.streams.values()]
+
+    def describe_one(self, stream: Stream) -> StreamDescription:
+        """Describe a stream, with the ranges of its open partitions."""
+        served = [self._served.get(LogName(stream.stream_id, number)) for number in range(stream.partitions)]
+        ranges = [_range_of(each) for each in served if each is not None]
+        return StreamDescription(
+            stream.name, stream.stream_id, tuple(ranges), stream.partitions, stream.settings.to_json()
         )
 
+    # --- opening and closing
 
-def check_claims(hello: Hello) -> None:
-    """Raise Refused (UNKNOWN_STREAM, BAD_REQUEST) unless the hello may claim its origins."""
-    for claim in hello.origins:
-        check_stream(claim.stream)
-    origin_count = len(hello.origins)
-    if hello.job is not None and origin_count != 1:
-        raise _bad_claim_error(f"{origin_count} origins for one part of a job: claim only that of its deltas")
-    if hello.source is Source.REPLICA and origin_count:
-        raise _bad_claim_error(
-            f"{origin_count} origins claimed by a forwarder: they belong to their producers: claim none"
-        )
-    if any(claim.origin == 0 for claim in hello.origins):
-        raise _bad_claim_error("origin 0: it belongs to the log: claim one from 1 on")
-    if len({claim.origin for claim in hello.origins}) < origin_count:
-        raise _bad_claim_error("an origin is claimed twice: claim each once")
+    async def open(self, name: LogName) -> ServedPartition:
+        """Return a partition, opened if need be. Raises Refused, DeltaPropError, OSError."""
+        stream = self.check(name)
+        while (opening := self._opening.get(name)) is not None:
+            await opening.wait()
+        served = self._served.get(name)
+        if served is not None:
+            return served
+        opening = self._opening[name] = anyio.Event()
+        try:
+            propagator = await self.streams.open_partition(stream, name.partition)
+            internals = propagator.internals()
+            partition = internals.partition
+            served = ServedPartition(
+                name,
+                stream.name,
+                propagator,
+                partition,
+                internals.sinks,
+                Groups(partition.disk, partition.log, partition.world),
+                Jobs(partition, self._settings),
+                ServicePressure(),
+                anyio.CancelScope(),
+            )
+            if internals.operator_worker is not None:
+                internals.operator_worker.reset_group = served.groups.reset
+            self._served[name] = served
+            self._tasks.start_soon(served.run, self._clients)
+            return served
+        finally:
+            del self._opening[name]
+            opening.set()
+
+    async def open_all(self, stream_name: str) -> None:
+        """Open all partitions of a stream. Raises Refused."""
+        stream = self.streams.catalogue.require(stream_name)
+        for number in range(stream.partitions):
+            name = LogName(stream.stream_id, number)
+            async with explain_open_failure(name):
+                await self.open(name)
+
+    def drop(self, name: LogName) -> None:
+        """Forget a partition that closes."""
+        served = self._served.pop(name, None)
+        if served is not None:
+            served.scope.cancel()
 
 
-def _bad_claim_error(text: str) -> Refused:
-    return Refused(ErrorCode.BAD_REQUEST, text, field="origins")
+def _range_of(served: ServedPartition) -> PartitionRange:
+    log = served.partition.log
+    end = Cursor(log.log_id, log.epoch, log.high_watermark)
+    return PartitionRange(served.name.partition, log.start_offset, end)
 
 
-def check_partition(stream: int, partition: int) -> None:
-    """Raise Refused (UNKNOWN_STREAM, WRONG_PARTITION) unless it is the partition of this service."""
-    check_stream(stream)
-    if partition != PARTITION:
-        raise Refused(
-            ErrorCode.WRONG_PARTITION,
-            f"partition {partition}: unknown: name {PARTITION}, the only one of stream {DEFAULT_STREAM}",
-            details={"partition": partition},
-        )
-
-
-def check_origin(origin: int, stream: int, partition: int) -> None:
-    """Raise Refused (UNKNOWN_STREAM, WRONG_PARTITION) unless an origin belongs to its frame's partition."""
-    check_stream(stream)
-    expected = origin_partition(origin)
-    if partition != expected:
-        raise Refused(
-            ErrorCode.WRONG_PARTITION,
-            f"partition {partition}: origin {origin:#018x} belongs to partition {expected}: name that one",
-            details={"partition": expected},
-        )
-
-
-def resolve_partition(request: Subscription) -> Subscription:
-    """Return the subscription with the start and credit that it names for this partition, if any.
-
-    Raises Refused.
-    """
-    check_stream(request.stream)
-    if not request.partitions:
-        return request
-    for partition in request.partitions:
-        check_partition(request.stream, partition.partition)
-    if len(request.partitions) > 1:
-        raise Refused(
-            ErrorCode.BAD_REQUEST, f"partitions: partition {PARTITION} is named twice: name each once"
-        )
-    (partition,) = request.partitions
-    start = request.start if partition.start is None else partition.start
-    credit = request.credit if partition.credit is None else partition.credit
-    return replace(request, start=start, credit=credit)
+@asynccontextmanager
+async def explain_open_failure(name: LogName) -> AsyncIterator[None]:
+    """Raise Refused (LOG_FAILED) for any reason why a partition does not open within its time."""
+    cause: str
+    try:
+        with anyio.fail_after(OPEN_TIMEOUT_S):
+            yield
+        return
+    except Refused:
+        raise
+    except TimeoutError:
+        cause = f"it has not opened within {OPEN_TIMEOUT_S:g} s"
+    except (DeltaPropError, OSError) as error:
+        cause = str(error)
+    raise Refused(
+        ErrorCode.LOG_FAILED,
+        f"partition {name.partition} of stream {name.stream} cannot be opened: {cause}: try again, or ask "
+        "the operator",
+        retry_after_ms=_RETRY_MS,
+    )

@@ -33,10 +33,11 @@ class Unauthorized(Refused):
 class Permissions:
     """Rights, each denied unless given. `namespaces`: names, or prefixes followed by `*`; None for all.
 
-    `publish`, `subscribe` apply to these namespaces. `forward`: forward another service's log, complete,
-    with every producer's deltas. `admin`: read the service's status. `kinds_mask`: bit k is set if operations
-    of kind k may be published. `rate`: deltas per second; `burst`: deltas at once; `vector_rate`: deltas per
-    second of one vector, None for the server's. `expires_at`: microseconds since 1970, None for never.
+    `publish`, `subscribe` apply to these namespaces. `forward`: forward another service's log, complete, with
+    every producer's deltas. `admin`: read the service's status. `manage`: change its streams. `kinds_mask`:
+    bit k is set if operations of kind k may be published. `rate`: deltas per second; `burst`: deltas at once;
+    `vector_rate`: deltas per second of one vector, None for the server's. `expires_at`: microseconds since
+    1970, None for never.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Permissions:
     subscribe: bool = False
     forward: bool = False
     admin: bool = False
+    manage: bool = False
     namespaces: tuple[str, ...] | None = ()
     kinds_mask: int = ALL_KINDS
     rate: float = inf
@@ -109,11 +111,16 @@ class Permissions:
         if not self.admin:
             raise Unauthorized("the token lacks the right admin")
 
+    def check_manage(self) -> None:
+        """Check that streams may be changed. Raises Unauthorized."""
+        if not self.manage:
+            raise Unauthorized("the token lacks the right manage")
+
     def _covers(self, namespace: str) -> bool:
         return namespace in self._names or namespace.startswith(self._prefixes)
 
 
 ALL_PERMISSIONS = Permissions(
-    ANONYMOUS, publish=True, subscribe=True, forward=True, admin=True, namespaces=None
+    ANONYMOUS, publish=True, subscribe=True, forward=True, admin=True, manage=True, namespaces=None
 )
 """The permissions of every client of a server without tokens."""

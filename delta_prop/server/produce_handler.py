@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.partition.entries import find_fault
 from delta_prop.partition.ingest.work import Draft, Sender, SequencedBatch
-from delta_prop.server.partitions import check_origin, check_partition
+from delta_prop.server.partition_checks import check_frame, check_named, check_served
 from delta_prop.server.permissions import ANONYMOUS, Permissions
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.bounds import check_clock_order
@@ -23,6 +23,7 @@ from delta_prop_wire.frame_runs import FrameRun
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, OriginClaim, OriginGrant
 from delta_prop_wire.layout import NAME_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import LogName
 from delta_prop_wire.validate import validate_delta
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class ProduceHandler:
         self.outcomes = outcomes
         self.is_used = False
         """True once the client has claimed an origin or sent something, and so is a producer."""
+        self._name = partition.name
         self._pipeline = partition.pipeline
         self._now = partition.world.clock.now
         self._level = partition.log.ack_level
@@ -173,8 +175,8 @@ class ProduceHandler:
         self._counters.deltas_in += batch.count
         final_refusal: Refused | None = None
         try:
-            if frame.stamp is not None and not self.is_forwarder:  # the stamp may name a wrong partition
-                check_origin(batch.origin, frame.stamp.stream, frame.stamp.partition)
+            if not self.is_forwarder:
+                check_frame(frame, self._name)
             self._checks.check_batch(batch, is_forwarded=self.is_forwarder)
         except Refused as refused:
             # A forwarded batch must not become a no-op: another service has accepted it.
@@ -199,10 +201,10 @@ class ProduceHandler:
         batch = self._encode(delta if final_refusal is None else _make_filler(delta), level)
         try:
             if delta.dot is None:
-                check_partition(frame.stream, frame.partition or 0)
+                check_served(LogName(frame.stream, frame.partition or 0), self._name)
             else:
                 partition = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
-                check_origin(delta.dot.origin, frame.stream, partition)
+                check_named(LogName(frame.stream, partition), delta.dot.origin, self._name)
             self._checks.take_rate(delta)
             if delta.dot is not None:
                 self._check_claimed(delta.dot.origin)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from delta_prop.server.partitions import DEFAULT_STREAM, PARTITION, STREAM_ID, check_partition
+from delta_prop.server.partitions import explain_open_failure
 from delta_prop.server.start_offsets import resolve_start
+from delta_prop.server.stream_requests import change, describe, describe_fully
 from delta_prop_sinks.sink import VectorHolder
 from delta_prop_wire.connection import REQUESTS_MAX
 from delta_prop_wire.cursor import Cursor
@@ -17,23 +19,23 @@ from delta_prop_wire.delta import Dot, namespace_of
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import (
     Describe,
-    Description,
     Fact,
     FactState,
     FindOffsets,
     FoundOffsets,
     Get,
     OriginGrant,
-    PartitionRange,
     Request,
+    Response,
     StartAt,
-    StreamDescription,
     UnknownRequest,
     Welcome,
 )
 from delta_prop_wire.packing import pack
 from delta_prop_wire.requests import PAGE_BYTES_MAX, known_requests
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import LogName
+from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
 from delta_prop_wire.topics import ALL
 
 if TYPE_CHECKING:
@@ -61,28 +63,39 @@ class QueryHandler:
         """Queries without an answer yet."""
         self._context = context
         self._answers = answers
-        self._tasks: TaskGroup
+        self.tasks: TaskGroup
+        """The tasks of the connection, in which queries wait."""
 
     def start(self, tasks: TaskGroup) -> None:
         """Answer queries that wait in tasks of this group."""
-        self._tasks = tasks
+        self.tasks = tasks
 
     def handle(self, sequence: int, request: Request, permissions: Permissions | None) -> None:
         """Answer, at once or in a task. `permissions`: None before a hello. Raises Refused."""
         match request:
             case Get():
                 assert permissions is not None
-                self._check_capacity()
-                self.pending += 1
-                self._tasks.start_soon(self._handle_get, sequence, request, permissions)
+                self._start(sequence, request, partial(get_fact, request, self._context, permissions))
             case FindOffsets():
-                self._answers.respond(sequence, find_offsets(request, self._context.partition.log))
+                served = self._context.partitions.find(self._check_partition(request))
+                if served is not None:
+                    self._answers.respond(sequence, find_offsets(request, served.partition.log))
+                else:
+                    self._start(sequence, request, partial(self._find, request))
+            case Describe(ranges=False):
+                self._respond(sequence, describe(request, self._context))
             case Describe():
-                self._answers.respond(sequence, describe(self._context))
+                self._start(sequence, request, partial(describe_fully, request, self._context))
+            case CreateStream() | AlterStream() | DeleteStream() | TruncateStream():
+                assert permissions is not None
+                self._start(sequence, request, partial(change, request, self._context, permissions))
             case UnknownRequest():
                 raise unknown_request(request)
 
-    def _check_capacity(self) -> None:
+    def _start(
+        self, sequence: int, request: Request, find_pages: Callable[[], Awaitable[Sequence[Response]]]
+    ) -> None:
+        """Answer in a task. Raises Refused (RATE_LIMITED)."""
         if self.pending >= REQUESTS_MAX:
             raise Refused(
                 ErrorCode.RATE_LIMITED,
@@ -90,17 +103,35 @@ class QueryHandler:
                 f"{REQUESTS_MAX}",
                 retry_after_ms=_RETRY_MS,
             )
+        self.pending += 1
+        self.tasks.start_soon(self._answer, sequence, request, find_pages)
 
-    async def _handle_get(self, sequence: int, request: Get, permissions: Permissions) -> None:
+    def _check_partition(self, request: FindOffsets) -> LogName:
+        name = LogName(request.stream, request.partition)
+        self._context.partitions.check(name)
+        return name
+
+    async def _find(self, request: FindOffsets) -> Sequence[Response]:
+        name = self._check_partition(request)
+        async with explain_open_failure(name):
+            served = await self._context.partitions.open(name)
+        return [find_offsets(request, served.partition.log)]
+
+    async def _answer(
+        self, sequence: int, request: Request, find_pages: Callable[[], Awaitable[Sequence[Response]]]
+    ) -> None:
         try:
-            pages = await get_fact(request, self._context, permissions)
+            pages = await find_pages()
         except Refused as refused:
             self._answers.refuse_request(sequence, request, refused)
         else:
-            for number, page in enumerate(pages, 1):
-                self._answers.respond(sequence, page, more=number < len(pages))
+            self._respond(sequence, pages)
         finally:
             self.pending -= 1
+
+    def _respond(self, sequence: int, pages: Sequence[Response]) -> None:
+        for number, page in enumerate(pages, 1):
+            self._answers.respond(sequence, page, more=number < len(pages))
 
 
 def make_welcomes(context: ServerContext, grants: Sequence[OriginGrant]) -> list[Welcome]:
@@ -112,14 +143,6 @@ def make_welcomes(context: ServerContext, grants: Sequence[OriginGrant]) -> list
         Welcome(features, tuple(grants[start : start + WATERMARKS_PER_PAGE]), end, log.ack_level)
         for start in starts
     ]
-
-
-def describe(context: ServerContext) -> Description:
-    """Describe the service: its one stream, and the requests that it supports."""
-    log = context.partition.log
-    end = Cursor(log.log_id, log.epoch, log.high_watermark)
-    stream = StreamDescription(DEFAULT_STREAM, STREAM_ID, (PartitionRange(PARTITION, log.start_offset, end),))
-    return Description((stream,), known_requests(), tuple(context.features), log.ack_level)
 
 
 def unknown_request(request: UnknownRequest) -> Refused:
@@ -139,8 +162,7 @@ def unknown_request(request: UnknownRequest) -> Refused:
 
 
 def find_offsets(request: FindOffsets, log: Log) -> FoundOffsets:
-    """Find the offsets of starts in the log. Raises Refused."""
-    check_partition(request.stream, request.partition)
+    """Find the offsets of starts in a log. Raises Refused."""
     for start in request.starts:
         if start.kind not in _STARTS:
             raise Refused(
@@ -158,7 +180,7 @@ async def get_fact(request: Get, context: ServerContext, permissions: Permission
     """
     namespace = namespace_of(request.vector_id) if request.namespace is None else request.namespace
     permissions.check_read(namespace)
-    sinks = context.sinks
+    sinks = context.served.sinks
     name, sink = _find_state_sink(sinks)
     offset = context.partition.log.high_watermark
     try:

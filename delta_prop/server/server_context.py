@@ -1,8 +1,8 @@
-"""The context that the connections of one server share: the partition, access, limits and counters."""
+"""What the parts of one connection share: its partition, and the server's access, limits and counters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.compression import Compression, available_codecs
@@ -10,16 +10,14 @@ from delta_prop_wire.frames import OriginGrant, PressureLevel
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from delta_prop.delivery.sink_manager import SinkManager
     from delta_prop.partition.partition import Partition
     from delta_prop.platform.ports import Clock
     from delta_prop.server.access import Access
     from delta_prop.server.audit import Audit
     from delta_prop.server.connection_reader import ReceiveBudget
-    from delta_prop.server.groups import Groups
     from delta_prop.server.job_files import Progress
-    from delta_prop.server.jobs import Jobs
     from delta_prop.server.limits import RateLimiter
+    from delta_prop.server.partitions import Partitions, ServedPartition
     from delta_prop.server.settings import ServerSettings
 
 
@@ -38,6 +36,11 @@ class JobCounts:
     duplicates: int = 0
     refused: int = 0
     expired: int = 0
+
+    def add(self, other: JobCounts) -> None:
+        """Add the counts of another partition's jobs."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def add_progress(self, counted: Progress, current: Progress) -> Progress:
         """Count by how much `current` exceeds `counted`; return the `counted` of the next call.
@@ -89,30 +92,37 @@ class ServicePressure:
 
 @dataclass(slots=True, eq=False)
 class ServerContext:
-    """The shared context."""
+    """The context of a connection, which shares all but the parts of its partition with the others.
 
-    partition: Partition
-    sinks: SinkManager
+    `served`: the partition that the connection works with, and what belongs to it; `partition` is a part.
+    """
+
+    partitions: Partitions
     settings: ServerSettings
     access: Access
     rate_limiter: RateLimiter
     audit: Audit
-    groups: Groups
     receive_budget: ReceiveBudget
-    jobs: Jobs
+    counters: Counters
+    clock: Clock
     codecs: tuple[Compression, ...] = field(default_factory=available_codecs)
-    counters: Counters = field(default_factory=Counters)
-    pressure: ServicePressure = field(default_factory=ServicePressure)
+    served: ServedPartition = field(init=False)
+    partition: Partition = field(init=False)
 
-    @property
-    def clock(self) -> Clock:
-        """The clock of the partition's world."""
-        return self.partition.world.clock
+    def for_connection(self) -> ServerContext:
+        """Return the context of a new connection, which works with the default partition at first."""
+        context = replace(self)
+        context.bind(self.partitions.default)
+        return context
+
+    def bind(self, served: ServedPartition) -> None:
+        """Work with another partition from now on."""
+        self.served, self.partition = served, served.partition
 
     @property
     def features(self) -> tuple[str, ...]:
         """The optional features that this server supports."""
-        return (*(codec.name.lower() for codec in self.codecs), *self.jobs.features)
+        return (*(codec.name.lower() for codec in self.codecs), *self.served.jobs.features)
 
     def forwarder_grants(self) -> list[OriginGrant]:
         """Return each origin's epoch and watermark here, for a forwarder. Raises Refused (LOG_FAILED)."""

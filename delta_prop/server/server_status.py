@@ -76,6 +76,7 @@ class ServerStatus:
         server = None if counters is None else to_json_value(counters) | {"jobs": to_json_value(job_counts)}
         fields |= {"server": server, "connections": to_json_value(self.connections())}
         fields["groups"] = to_json_value(self.groups())
+        fields["streams"] = self.streams()
         return fields
 
     async def refresh(self) -> None:
@@ -108,6 +109,10 @@ class ServerStatus:
     def groups(self) -> list[dict[str, Any]]:
         """Return each group of subscribers: its cursor, and whether it has a reader."""
         return [] if self.service is None else self.service.groups()
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Return each stream: its settings, and the offsets of its open partitions."""
+        return [] if self.service is None else self.service.streams()
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return each job: its state and progress."""

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 from anyio.abc import TaskStatus
 
+from delta_prop.hosting.streams import Streams
 from delta_prop.server.access import Access
-from delta_prop.server.answers import server_closing
+from delta_prop.server.answers import partition_closing, server_closing
 from delta_prop.server.audit import Audit
 from delta_prop.server.connection_handler import ConnectionHandler
 from delta_prop.server.connection_reader import ReceiveBudget
-from delta_prop.server.groups import Groups
-from delta_prop.server.jobs import Jobs
 from delta_prop.server.limits import ConnectionLimiter, RateLimiter
+from delta_prop.server.partitions import Partitions, ServedPartition, SingleStream
 from delta_prop.server.server_context import Counters, JobCounts, ServerContext
 from delta_prop.server.server_status import lag_at
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.frames import Backpressure, Nack, PressureLevel
+from delta_prop_wire.frames import Backpressure, Nack
 
 if TYPE_CHECKING:
     from delta_prop.api.propagator import Propagator
-    from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.platform.ports import Listener, Stream, Tls
+    from delta_prop_wire.stamp import LogName
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -49,7 +49,7 @@ class Address(NamedTuple):
 
 
 class Service:
-    """The 0xD3 service in front of a propagator.
+    """The 0xD3 service in front of a propagator, or of the streams of a data directory.
 
     *Resources*: `run` owns an accepting task, two tasks per connection, and some periodic ones; all end with
     it. *Errors*: OSError if it cannot listen, UsageError if others could connect and no token is required.
@@ -58,16 +58,19 @@ class Service:
 
     def __init__(
         self,
-        propagator: Propagator,
+        source: Propagator | Streams,
         settings: ServerSettings | None = None,
         *,
         access: Access | None = None,
         tls: Tls | None = None,
     ) -> None:
-        """`access`: checks tokens; without it, every client may do everything, on this machine only."""
+        """`source`: serve a propagator, or all streams of a data directory.
+
+        `access`: checks tokens; without it, every client may do everything, on this machine only.
+        """
         self.settings = settings or ServerSettings()
         self.address: Address | None = None
-        self._propagator = propagator
+        self._source = source
         self._access = access
         self._tls = tls
         self._handlers: dict[int, ConnectionHandler] = {}
@@ -82,39 +85,38 @@ class Service:
 
     async def run(self, *, task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation; reports its address as started once it listens."""
-        internals = self._propagator.internals()
-        partition = internals.partition
-        network = partition.world.network
+        source = self._source
+        streams = source if isinstance(source, Streams) else SingleStream(source)
+        world = streams.world
+        network = world.network
         if network is None:
             raise UsageError("world: it has no network to listen on: give one that has")
-        self._group_threads = partition.world.new_threads()
-        access = self._access or Access(partition.world)
+        self._group_threads = world.new_threads()
+        access = self._access or Access(world)
         check_exposure(self.settings, access)
-        counters = Counters()
-        context = self._context = ServerContext(
-            partition=partition,
-            sinks=internals.sinks,
+        context = ServerContext(
+            partitions=Partitions(streams, self.settings, self),
             settings=self.settings,
             access=access,
             rate_limiter=RateLimiter(vector_rate=self.settings.vector_rate),
-            audit=Audit(partition.world.clock),
-            groups=Groups(partition.disk, partition.log, partition.world),
+            audit=Audit(world.clock),
             receive_budget=ReceiveBudget(self.settings.receiving_bytes_max),
-            jobs=Jobs(partition, self.settings),
-            counters=counters,
+            counters=Counters(),
+            clock=world.clock,
         )
         access.on_change = self._check_tokens
-        if internals.operator_worker is not None:
-            internals.operator_worker.reset_group = context.groups.reset
         async with AsyncExitStack() as exits:
             listener = await network.listen(self.settings.host, self.settings.port, tls=self._tls)
             exits.push_async_callback(listener.aclose)
             self.address = Address(*listener.address)
             async with anyio.create_task_group() as background:
-                for run_task in (access.run, context.audit.run, context.groups.run, context.jobs.run):
+                await context.partitions.start(background)
+                context.bind(context.partitions.default)
+                self._context = context
+                if isinstance(source, Streams):
+                    source.on_close = self._close_partition
+                for run_task in (access.run, context.audit.run, self._run_checks):
                     background.start_soon(run_task)
-                background.start_soon(self._run_checks)
-                background.start_soon(self._forward_pressure)
                 async with anyio.create_task_group() as serving:
                     accepting = anyio.CancelScope()
                     serving.start_soon(self._accept, listener, serving, accepting)
@@ -148,7 +150,7 @@ class Service:
             return
         self._last_number += 1
         number = self._last_number
-        handler = self._handlers[number] = ConnectionHandler(number, stream, context)
+        handler = self._handlers[number] = ConnectionHandler(number, stream, context.for_connection())
         try:
             await handler.run()
         except Exception:  # a defect here must end only this connection
@@ -167,9 +169,9 @@ class Service:
             handler.drain(deadline)
         if self._handlers:
             with anyio.CancelScope(deadline=deadline):
-                end = await self._wait_visible()
+                ends = await self._wait_visible()
                 for handler in list(self._handlers.values()):
-                    handler.drain(deadline, end)
+                    handler.drain(deadline, ends.get(handler.partition_name, 0))
                 if self._handlers:
                     await self._all_closed.wait()
         for handler in list(self._handlers.values()):
@@ -180,17 +182,36 @@ class Service:
         for handler in list(self._handlers.values()):
             handler.abort()
 
-    async def _wait_visible(self) -> int:
-        """Wait until all that was accepted is refused, or logged and visible; return the end of the log."""
-        context = self._context
-        assert context is not None
-        log, pipeline = context.partition.log, context.partition.pipeline
+    async def _wait_visible(self) -> dict[LogName, int]:
+        """Wait until all that was accepted is refused, or logged and visible; return the ends of the logs."""
         while any(handler.dispatcher.has_pending_outcomes for handler in self._handlers.values()):  # noqa: ASYNC110 - of many
             await anyio.sleep(DRAIN_POLL_S)
-        end = log.next_offset  # rows published from now on do not delay the end
-        while log.high_watermark < end and pipeline.stop_refusal is None:  # noqa: ASYNC110 - moved by commits and recoveries
-            await anyio.sleep(DRAIN_POLL_S)
-        return min(end, log.high_watermark)
+        ends = {}
+        for served in self._served():
+            log, pipeline = served.partition.log, served.partition.pipeline
+            end = log.next_offset  # rows published from now on do not delay the end
+            while log.high_watermark < end and pipeline.stop_refusal is None:  # noqa: ASYNC110 - moved by commits and recoveries
+                await anyio.sleep(DRAIN_POLL_S)
+            ends[served.name] = min(end, log.high_watermark)
+        return ends
+
+    async def _close_partition(self, name: LogName) -> None:
+        """End the connections that work with a partition, before it closes."""
+        assert self._context is not None
+        self._context.partitions.drop(name)
+        for handler in self._handlers_of(name):
+            handler.close(Nack.of(0, partition_closing()))
+        with anyio.move_on_after(_CLOSE_TIMEOUT_S):
+            while self._handlers_of(name):  # noqa: ASYNC110 - each ends by itself
+                await anyio.sleep(DRAIN_POLL_S)
+        for handler in self._handlers_of(name):
+            handler.abort()
+
+    def _handlers_of(self, name: LogName) -> list[ConnectionHandler]:
+        return [handler for handler in self._handlers.values() if handler.partition_name == name]
+
+    def _served(self) -> list[ServedPartition]:
+        return [] if self._context is None else self._context.partitions.all()
 
     # --- periodic tasks
 
@@ -210,17 +231,10 @@ class Service:
                     logger.exception("connection %d of %s failed", client.number, client.address)
                     handler.abort()
 
-    async def _forward_pressure(self) -> None:
-        context = self._context
-        assert context is not None
-        last_level = PressureLevel.OK
-        async for pressure in self._propagator.pressure_changes():
-            context.pressure.level = pressure.level
-            if pressure.level or last_level:
-                frame = _make_backpressure(pressure, context.pressure.next_number())
-                for handler in list(self._handlers.values()):
-                    handler.send_pressure(frame)
-            last_level = pressure.level
+    def send_pressure(self, served: ServedPartition, frame: Backpressure) -> None:
+        """Send backpressure advice to the producers of a partition."""
+        for handler in self._handlers_of(served.name):
+            handler.send_pressure(frame)
 
     def _check_tokens(self) -> None:
         for handler in list(self._handlers.values()):
@@ -240,43 +254,65 @@ class Service:
 
     @property
     def job_counts(self) -> JobCounts | None:
-        """Counts of jobs; None before it listens."""
-        return None if self._context is None else self._context.jobs.counts
+        """Counts of jobs of all partitions; None before it listens."""
+        if self._context is None:
+            return None
+        total = JobCounts()
+        for served in self._served():
+            total.add(served.jobs.counts)
+        return total
 
     def connections(self) -> list[dict[str, Any]]:
         """Return a snapshot of each connection."""
-        if self._context is None:
-            return []
-        log, rows = (
-            self._context.partition.log,
-            [handler.statistics() for handler in self._handlers.values()],
-        )
-        return [row | lag_at(log, row["processed"]) for row in rows]
+        rows = []
+        for handler in self._handlers.values():
+            row = handler.statistics()
+            rows.append(row | lag_at(handler.log, row["processed"]))
+        return rows
 
     async def poll_groups(self) -> None:
         """Read the cursors of groups without a reader."""
-        if self._context is not None:
-            await self._context.groups.poll_absent(self._group_threads)
+        for served in self._served():
+            await served.groups.poll_absent(self._group_threads)
 
     def groups(self) -> list[dict[str, Any]]:
         """Return a snapshot of each group, the absent ones as last read."""
-        if self._context is None:
-            return []
-        log, groups = self._context.partition.log, self._context.groups.all_statistics()
         return [
             {
                 "name": name,
+                "stream": served.stream,
+                "partition": served.name.partition,
                 "offset": group.next_offset,
                 "has_member": group.has_member,
                 "standing_by": group.standing_by,
             }
-            | lag_at(log, group.next_offset)
-            for name, group in groups.items()
+            | lag_at(served.partition.log, group.next_offset)
+            for served in self._served()
+            for name, group in served.groups.all_statistics().items()
+        ]
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Return a snapshot of each stream, with its open partitions."""
+        if self._context is None:
+            return []
+        return [
+            {
+                "name": stream.name,
+                "id": stream.stream,
+                "partitions": stream.count,
+                "settings": dict(stream.settings),
+                "open": [
+                    {"partition": each.partition, "start_offset": each.start_offset}
+                    | {"next_offset": each.log.next_offset, "log_id": each.log.log_id.hex()}
+                    for each in stream.partitions
+                ],
+            }
+            for stream in self._context.partitions.describe()
         ]
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return a snapshot of each job."""
-        return [] if self._context is None else self._context.jobs.to_json()
+        return [job for served in self._served() for job in served.jobs.to_json()]
 
 
 def check_exposure(settings: ServerSettings, access: Access) -> None:
@@ -301,14 +337,3 @@ async def _refuse(stream: Stream, refused: Refused) -> None:
     with suppress(ConnectionError):
         stream.send_now([encode(Nack.of(0, refused))])
     await stream.aclose()
-
-
-def _make_backpressure(pressure: Pressure, number: int) -> Backpressure:
-    return Backpressure(
-        number,
-        level=pressure.level,
-        depth=pressure.depth,
-        capacity=pressure.capacity,
-        rate=pressure.rate_limit,
-        retry_after_ms=pressure.retry_after_ms,
-    )

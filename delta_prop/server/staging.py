@@ -15,7 +15,7 @@ from delta_prop.calls.receipt import Receipt
 from delta_prop.calls.refusals import overlap
 from delta_prop.partition.ingest.work import Sender
 from delta_prop.server.outcome_collector import OutcomeCollector
-from delta_prop.server.partitions import check_origin
+from delta_prop.server.partition_checks import check_frame
 from delta_prop.server.produce_handler import ProduceHandler, PublishChecks
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import AckLevel
@@ -167,8 +167,7 @@ class StagingHandler(ProduceHandler):
                 raise attempt.refusal
             if attempt.holder is not self:
                 raise _fenced_error(attempt)
-            if frame.stamp is not None:
-                check_origin(batch.origin, frame.stamp.stream, frame.stamp.partition)
+            check_frame(frame, self._name)
             if self._is_duplicate(batch):
                 attempt.add_duplicate(batch, entry)
             else:
@@ -291,5 +290,5 @@ def make_produce_handler(
     if hello.job is None:
         return ProduceHandler(context.partition, settings, sender, **parts)
     staging = StagingHandler(context.partition, settings, sender, **parts)
-    staging.stage(hello.job, context.jobs)
+    staging.stage(hello.job, context.served.jobs)
     return staging

@@ -36,8 +36,8 @@ BURST_S = 0.1
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "dp_"
-_RIGHTS = ("publish", "subscribe", "forward", "admin")
-_KEYS = ("name", "sha256", *_RIGHTS, "namespaces", "operations", "rate", "burst", "vector_rate", "expires")
+RIGHTS = ("publish", "subscribe", "forward", "admin", "manage")
+_KEYS = ("name", "sha256", *RIGHTS, "namespaces", "operations", "rate", "burst", "vector_rate", "expires")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ def _parse_permissions(path: str, table: Mapping[str, Any], defaults: TokenDefau
     name = table.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == ANONYMOUS:
         _raise_invalid(path, "name", name, "give 1 to 64 letters, digits, '.', '_' and '-'")
-    rights = {right: table.get(right, False) for right in _RIGHTS}
+    rights = {right: table.get(right, False) for right in RIGHTS}
     for right, given in rights.items():
         if not isinstance(given, bool):
             _raise_invalid(path, right, given, "give true or false")
     if not any(rights.values()):
-        raise UsageError(f"{path}publish: {name!r} has no right: give {', '.join(_RIGHTS)} = true")
+        raise UsageError(f"{path}publish: {name!r} has no right: give {', '.join(RIGHTS)} = true")
     if rights["forward"] and (
         not rights["publish"] or table.get("namespaces") != ["*"] or "operations" in table
     ):

@@ -36,13 +36,17 @@ const RESPONSES = {
   }),
   offsets: ({ offsets, log }) => ({ offsets, log: toCursor(log) }),
   describe: ({ streams, requests, features, level }) => ({
-    streams: streams.map(([name, stream, partitions]) => ({
+    streams: streams.map(([name, stream, partitions, count, settings]) => ({
       name,
       stream,
-      partitions: partitions.map(([partition, start_offset, log]) => ({ partition, start_offset, log: toCursor(log) })),
+      partitions: partitions.length
+        ? partitions.map(([partition, start_offset, log]) => ({ partition, start_offset, log: toCursor(log) }))
+        : undefined,
+      count: count ?? 1,
+      settings,
     })),
     requests: Object.fromEntries(requests),
-    features,
+    features: features.length ? features : undefined,
     level: LEVELS[level],
   }),
 };
@@ -51,8 +55,10 @@ const toStart = ([at, value]) => ({ at: at.toUpperCase(), value: Array.isArray(v
 
 // Converts the fields of each request.
 const REQUESTS = {
-  hello: ({ origins, source, job, splits, ...rest }) => ({
+  hello: ({ origins, source, job, splits, stream, partition, ...rest }) => ({
     ...rest,
+    stream: stream ?? 0,
+    partition: partition ?? 0,
     splits: splits ?? false,
     origins: origins?.map(([origin, epoch, stream]) => ({ origin, epoch, stream })),
     job: job && { job: job[0], part: job[1], attempt: job[2] },
@@ -83,7 +89,11 @@ const REQUESTS = {
   }),
   get: (rest) => rest,
   offsets: ({ starts, stream, partition }) => ({ starts: starts.map(toStart), stream: stream ?? 0, partition: partition ?? 0 }),
-  describe: (rest) => rest,
+  describe: ({ ranges, ...rest }) => ({ ...rest, ranges: ranges ?? false }),
+  create_stream: ({ if_not_exists, ...rest }) => ({ ...changeFields(rest), if_not_exists: if_not_exists ?? false }),
+  alter_stream: changeFields,
+  delete_stream: changeFields,
+  truncate_stream: ({ partition, ...rest }) => ({ ...changeFields(rest), partition: partition ?? 0 }),
 };
 
 const path = process.argv[2] ?? new URL("../../docs/protocol-golden.json", import.meta.url);
@@ -180,6 +190,10 @@ function controlFields(type, { credit, ranges, cursor, request, response, more, 
 
 function requestFields({ request: name, version, ...rest }) {
   return { name, ...REQUESTS[name](rest) };
+}
+
+function changeFields({ name, dry_run, ...rest }) {
+  return { ...rest, stream: name, dry_run: dry_run ?? false };
 }
 
 function formatTopic(bytes) {

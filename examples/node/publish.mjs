@@ -1,7 +1,7 @@
 // Publishes JSON lines from a file or standard input: `{"vector_id": "doc-1", "op": "create", "values": [1, 2]}`.
 // A delta's counter is its line number, so each line has one effect even if the import is killed and restarted.
 //
-//     node publish.mjs --port 7373 --origin 12345 facts.jsonl
+//     node publish.mjs --port 7373 --origin 123731970 facts.jsonl
 //
 // With the same file and the same origin, it resumes where it stopped. It prints one JSON line for each batch.
 

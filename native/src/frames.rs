@@ -33,12 +33,13 @@ impl Head {
         [self.bytes[0], self.bytes[1], self.bytes[2], self.bytes[3]]
     }
 
-    /// True if a producer's batch for this partition follows.
-    pub fn is_from_producer(&self, partition: u16) -> bool {
+    /// True if a producer's batch for this partition of a stream follows.
+    pub fn is_from_producer(&self, stream: u32, partition: u16) -> bool {
         let (header, stamp) = self.bytes.split_at(HEADER_BYTES);
         let low = HEADER_BYTES + CRC_BYTES;
         // After the checksum come leader epoch (u32), stream (u32) and partition (u16); a log sets the rest.
         let mut rest = [0; STAMP_BYTES - CRC_BYTES];
+        rest[4..8].copy_from_slice(&stream.to_le_bytes());
         rest[8..10].copy_from_slice(&partition.to_le_bytes());
         self.bytes[low..] == rest && crc_of([header, &rest]) == u32_at(stamp, 0)
     }

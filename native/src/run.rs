@@ -17,6 +17,8 @@ pub struct Limits {
     pub payload_bytes_max: usize,
     /// The lowest sequence of the first row, at least 1.
     pub sequence_min: u64,
+    /// The stream that the frames are for.
+    pub stream: u32,
 }
 
 /// What the frames of a run have in common.
@@ -102,15 +104,16 @@ impl Taker {
             && (self.size as u64) < limits.byte_credit
     }
 
-    /// Takes the next frame. Returns its body and highest index; None if the run ends before it.
-    pub fn take<'a>(&mut self, head: &Head, raw: &'a [u8]) -> Option<(Body<'a>, i64)> {
+    /// Takes the next frame, of this stream. Returns its body and highest index; None if the run ends before it.
+    pub fn take<'a>(&mut self, head: &Head, raw: &'a [u8], stream: u32) -> Option<(Body<'a>, i64)> {
         let body = Body::read(raw)?;
         if self.run.as_ref().is_some_and(|run| !run.is_continued_by(head, &body)) {
             return None;
         }
         let highest = body.verify()?;
         let partition = (body.origin >> PARTITION_SHIFT) as u16;
-        if head.sequence.saturating_add(body.count as u64) > COUNTER_MAX || !head.is_from_producer(partition) {
+        let ends_in_range = head.sequence.saturating_add(body.count as u64) <= COUNTER_MAX;
+        if !ends_in_range || !head.is_from_producer(stream, partition) {
             return None;
         }
         self.run.get_or_insert_with(|| Run::starting_with(head, &body)).add(&body);

@@ -195,7 +195,9 @@ def test_benchmark_runs_under_its_importable_name(
     calls = []
     scale = import_module("benchmarks.scale")
     monkeypatch.setattr(bench.signal, "signal", lambda *_: None)  # the tests keep their own handlers
-    monkeypatch.setattr(scale, "main", lambda: calls.append((scale._BarrierPeer.__module__, sys.argv)) or 3)
+    monkeypatch.setattr(
+        scale, "main", lambda: calls.append((scale.ProgramMeasurement.__module__, sys.argv)) or 3
+    )
     monkeypatch.setattr(sys, "argv", [])
     assert bench.main(["scale", "--quick"]) == 3
     assert calls == [("benchmarks.scale", ["./run bench scale", "--quick"])]

@@ -29,7 +29,6 @@ from delta_prop_broker.log.settings import LogSettings
 from delta_prop_broker.segments.paths import CATALOGUE_PATH, DIRECTORY, STREAMS
 from delta_prop_broker.segments.small_file import Checksum, replace_checked
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
-from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -87,7 +86,7 @@ def test_ids_and_directories_are_never_used_twice(steps: list[tuple[str, bool]])
 
 @given(NAMES, st.integers(1, 100), st.booleans())
 def test_packed_catalogue_equals_what_is_read(name: str, partitions: int, is_deleted: bool) -> None:
-    catalogue = create(Catalogue(), f"{name}.x", partitions, retention_s=5.5, ack_level=AckLevel.LOGGED)
+    catalogue = create(Catalogue(), f"{name}.x", partitions, retention_s=5.5, compress="lz4")
     catalogue = catalogue.delete(f"{name}.x") if is_deleted else catalogue
     assert Catalogue.unpack(catalogue.pack()) == catalogue
 
@@ -125,8 +124,8 @@ def test_alter_changes_only_what_is_given() -> None:
         ({"partitions": 4}, "has 3 for its life"),
         ({"retention": 4}, "not a setting"),
         ({"retention_s": -1}, "above 0"),
-        ({"tombstone_s": "long"}, "at least 0"),
-        ({"ack_level": "sometimes"}, "ack"),
+        ({"compress": "sometimes"}, "compress"),
+        ({"compact": "no"}, "true or false"),
     ):
         with pytest.raises(UsageError, match=words):
             catalogue.alter("orders", changes)

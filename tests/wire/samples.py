@@ -53,6 +53,7 @@ from delta_prop_wire.frames import (
     StagedPart,
     Start,
     StartAt,
+    StreamChange,
     StreamDescription,
     Subscribe,
     Subscribed,
@@ -64,6 +65,7 @@ from delta_prop_wire.header import pack_header
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.state_rows import StateRow, encode_states
+from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
 from delta_prop_wire.topics import Topic
 from tests.wire.control_batches import control_batch
 
@@ -307,6 +309,38 @@ SAMPLES: dict[str, Frame] = {
             AckLevel.DURABLE,
         ),
     ),
+    "describe a stream": Subscribe(9, Describe("events", ranges=True)),
+    "answer to describe a stream": Ack(
+        correlation_id=9,
+        response=Description(
+            (
+                StreamDescription(
+                    "events",
+                    7,
+                    (PartitionRange(0, 0, CURSOR), PartitionRange(1, 4, CURSOR)),
+                    2,
+                    {"retention_s": 3600.5, "compact": True, "compress": "zstd", "retention_bytes": 1 << 40},
+                ),
+            ),
+            {"describe": 1},
+        ),
+    ),
+    "create a stream": Subscribe(
+        10,
+        CreateStream(
+            "events", 2, {"retention_s": 3600.5, "compact": True, "compress": "zstd"}, if_not_exists=True
+        ),
+    ),
+    "create a stream without settings": Subscribe(11, CreateStream("audit", 3)),
+    "answer to create a stream": Ack(
+        correlation_id=11,
+        response=Description((StreamDescription("audit", 8, (), 3),), {"describe": 1}),
+    ),
+    "alter a stream": Subscribe(
+        12, AlterStream("events", {"retention_s": None, "retention_bytes": 1 << 40}, dry_run=True)
+    ),
+    "delete a stream": Subscribe(13, DeleteStream("events", dry_run=True)),
+    "truncate a stream": Subscribe(14, TruncateStream("events", 4711, 1)),
     "nack of a later version": Nack(0, ErrorCode(999), "what only a later version knows", retry_after_ms=50),
     "heartbeat of a server": Heartbeat(3, sent_us=7_000_000, processed=20),
     "unsubscribe": Unsubscribe(3, 1),
@@ -385,7 +419,9 @@ def to_json_value(value: object) -> object:
             field.name: to_json_value(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
         if isinstance(value, Start):  # the golden file had this key before the attribute got its name
-            fields["at"] = fields.pop("kind")
+            fields = {"at": fields.pop("kind")} | fields
+        if isinstance(value, StreamChange):  # the golden file has the request's name under this key
+            fields = {"stream": fields.pop("name")} | fields
         present = {name: field for name, field in fields.items() if field not in (None, [], {})}
         return {"name": REQUEST_NAMES[type(value)]} | present if type(value) in REQUEST_NAMES else present
     if isinstance(value, Mapping):

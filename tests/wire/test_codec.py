@@ -27,7 +27,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.header import CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTES_MAX, pack_header
 from delta_prop_wire.spec import COUNTER_MAX, FRAME_PAYLOAD_BYTES_MAX, ErrorCode, Flag, FrameType
-from delta_prop_wire.stamp import Stamp, pack_producer_stamp
+from delta_prop_wire.stamp import DEFAULT_LOG, Stamp, pack_producer_stamp
 from tests.wire.samples import (
     COMPRESSED,
     DOCS,
@@ -396,7 +396,7 @@ def test_payload_priority_overrides_the_priority_bit(priority: Priority) -> None
 def recompute_checksum(raw: bytearray) -> bytes:
     """Return a Delta or a producer's Batch with the checksum of its changed header."""
     if raw[2] == FrameType.BATCH:
-        raw[16:64] = pack_producer_stamp(bytes(raw[:16]), 0)
+        raw[16:64] = pack_producer_stamp(bytes(raw[:16]), DEFAULT_LOG)
     else:
         raw[-4:] = crc32c(bytes(raw[:-4])).to_bytes(4, "little")
     return bytes(raw)

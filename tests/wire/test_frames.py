@@ -52,6 +52,7 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.packing import U64_MAX
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
 from delta_prop_wire.topics import ALL, Topic
 
 
@@ -150,6 +151,16 @@ STARTS = st.builds(Start, st.just(StartAt.OFFSET), OFFSETS) | st.builds(Start, s
 LEVELS = st.none() | st.sampled_from(AckLevel)
 NAMES = st.lists(NAME, max_size=3).map(tuple)
 PAGES = st.binary(max_size=12)
+COUNTS = st.integers(1, 1 << 16)
+SETTINGS = st.dictionaries(
+    NAME.filter(lambda name: len(name.encode()) <= 64),
+    st.none()
+    | st.booleans()
+    | OFFSETS
+    | st.floats(min_value=0, allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=16),
+    max_size=4,
+)
 RESPONSES = st.one_of(
     st.builds(
         Welcome,
@@ -172,6 +183,8 @@ RESPONSES = st.one_of(
                 NAME,
                 U32,
                 st.lists(st.builds(PartitionRange, U16, OFFSETS, CURSORS), max_size=2).map(tuple),
+                st.just(1) | COUNTS,
+                SETTINGS,
             ),
             max_size=2,
         ).map(tuple),
@@ -183,7 +196,11 @@ RESPONSES = st.one_of(
 REQUESTS = st.one_of(
     st.builds(Get, NAME, st.none() | NAME),
     st.builds(FindOffsets, st.lists(STARTS, max_size=3).map(tuple), U32, U16),
-    st.just(Describe()),
+    st.builds(Describe, st.none() | NAME),
+    st.builds(CreateStream, NAME, COUNTS, SETTINGS, st.booleans(), st.booleans()),
+    st.builds(AlterStream, NAME, SETTINGS, st.booleans()),
+    st.builds(DeleteStream, NAME, st.booleans()),
+    st.builds(TruncateStream, NAME, OFFSETS, U16, st.booleans()),
 )
 FRAMES = st.one_of(
     st.builds(

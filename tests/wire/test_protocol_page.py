@@ -161,6 +161,11 @@ def test_table_of_retryable_errors_matches_the_code() -> None:
         ("`client`, job, name of a request, field", control_values.NAME_BYTES_MAX),
         ("`client`, job, name of a request, field", JOB_BYTES_MAX),
         ("`wait_ms_max`", requests.WAIT_MS_MAX),
+        ("name of a stream", requests.STREAM_NAME_BYTES_MAX),
+        ("partitions of a stream", requests.STREAM_PARTITIONS_MAX),
+        ("streams, and ranges of a stream", requests.PARTITIONS_MAX),
+        ("settings of a stream", requests.SETTINGS_MAX),
+        ("settings of a stream", requests.SETTING_BYTES_MAX),
     ],
 )
 def test_each_limit_is_documented(label: str, number: int) -> None:
@@ -279,6 +284,13 @@ def test_connection_bounds_are_documented() -> None:
     assert f"pages of up to {requests.ORIGINS_MAX:,}" in PAGE
 
 
+@pytest.mark.parametrize("name", requests.known_requests())
+def test_each_request_has_a_section(name: str) -> None:
+    (row,) = (line for line in PAGE.splitlines() if line.startswith("| `request` | text | yes |"))
+    assert f"`{name}`" in row
+    assert f"\n#### {name}\n" in PAGE
+
+
 def test_producer_id_of_a_name_is_documented() -> None:
     assert f"id `{producer_id_of('importer'):#x}`" in PAGE
     assert f"origin `{make_origin(producer_id_of('importer'), 2):#x}`" in PAGE
@@ -293,12 +305,20 @@ def test_golden_keys_are_in_the_order_of_the_tables() -> None:
             continue
         text = re.search(rf"^## {section}\n(.*?)(?=^## )", PAGE, re.DOTALL | re.MULTILINE)
         assert text
+        members = msgpack.unpackb(raw[header.HEADER_BYTES : -spec.CRC_BYTES])
+        tables = text[1]
+        if section == "Subscribe":  # the table of every request, then those of this one
+            own = re.search(
+                rf"^#### {members['request']}\n(.*?)(?=^#### |\Z)", tables, re.DOTALL | re.MULTILINE
+            )
+            assert own
+            tables = tables[: tables.index("\n### ")] + own[1]
         documented = [
             key
-            for cell in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text[1], re.MULTILINE)
+            for cell in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", tables, re.MULTILINE)
             for key in re.findall(r"`(\w+)`", cell)
         ]
-        keys = list(msgpack.unpackb(raw[header.HEADER_BYTES : -spec.CRC_BYTES]))
+        keys = list(members)
         positions = [documented.index(key) for key in keys]
         assert positions == sorted(positions), entry["name"]
 

@@ -25,6 +25,7 @@ from delta_prop_wire.spec import (
     FrameType,
 )
 from delta_prop_wire.stamp import (
+    DEFAULT_LOG,
     Stamp,
     pack_logged_head,
     pack_producer_stamp,
@@ -130,8 +131,8 @@ def test_native_head_decoder_agrees_with_the_general_one(
 
 
 def test_producer_stamp_holds_only_its_partition() -> None:
-    assert pack_producer_stamp(HEADER, 0) == pack_stamp(Stamp(), HEADER)
-    assert unpack_stamp(pack_producer_stamp(HEADER, 0), HEADER).is_from_producer
+    assert pack_producer_stamp(HEADER, DEFAULT_LOG) == pack_stamp(Stamp(), HEADER)
+    assert unpack_stamp(pack_producer_stamp(HEADER, DEFAULT_LOG), HEADER).is_from_producer
     assert unpack_stamp(pack_stamp(Stamp(stream=7, partition=3), HEADER), HEADER).is_from_producer
     assert not unpack_stamp(pack_stamp(Stamp(append_time=1), HEADER), HEADER).is_from_producer
 

@@ -41,7 +41,7 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import Stamp, pack_producer_stamp, pack_stamp, unpack_stamp
+from delta_prop_wire.stamp import LogName, Stamp, pack_producer_stamp, pack_stamp, unpack_stamp
 
 if TYPE_CHECKING:
     from delta_prop_wire.credit_window import CreditWindow
@@ -58,13 +58,14 @@ NEED_BYTES: Final = _NeedBytes.NEED_BYTES
 """Returned by `Decoder.next_event` until a whole frame has been received."""
 
 
-def encode(frame: Frame, *, compression: Compression | None = None) -> bytes:
+def encode(frame: Frame, *, compression: Compression | None = None, stream: int = 0) -> bytes:
     """Encode one frame; `compression` applies to batches that shrink by it.
 
-    Raises Refused (TOO_LARGE) for a delta above its bound, UsageError for a control frame above its bound.
+    `stream`: the stream that a batch without a stamp is for. Raises Refused (TOO_LARGE) for a delta above its
+    bound, UsageError for a control frame above its bound.
     """
     if isinstance(frame, BatchFrame):
-        return _encode_batch(frame, compression)
+        return _encode_batch(frame, compression, stream)
     if isinstance(frame, DeltaFrame):
         return _encode_delta(frame)
     kind, payload = pack_control(frame)
@@ -77,15 +78,15 @@ def encode(frame: Frame, *, compression: Compression | None = None) -> bytes:
 
 
 def encode_head(
-    batch: Batch, sequence: int, stamp: Stamp | None = None, *, ack_wanted: bool = False
+    batch: Batch, sequence: int, stamp: Stamp | None = None, *, ack_wanted: bool = False, stream: int = 0
 ) -> bytes:
     """Encode the 64 bytes before a batch's body: frame header and stamp. A log stores them, then the body.
 
-    `stamp`: None for a frame of a producer.
+    `stamp`: None for a frame of a producer; then `stream` is the stream that it is for.
     """
     header = _batch_header(batch, sequence, ack_wanted)
     if stamp is None:
-        return header + pack_producer_stamp(header, origin_partition(batch.origin))
+        return header + pack_producer_stamp(header, LogName(stream, origin_partition(batch.origin)))
     return header + pack_stamp(stamp, header)
 
 
@@ -113,7 +114,8 @@ class Decoder:
 
     Write into `get_buffer()`, call `buffer_updated`, then call `next_event` until it returns NEED_BYTES.
     The first error latches: each later call raises it again, and no more bytes are stored.
-    `payload_bytes_max` may change between calls. `on_header` is called with the header of each frame before
+    `payload_bytes_max` and `stream`, the stream that producers' batches are for, may change between calls.
+    `on_header` is called with the header of each frame before
     more of the frame is received; a ProtocolError that it raises refuses the frame.
     """
 
@@ -124,6 +126,7 @@ class Decoder:
         on_header: Callable[[Header], None] | None = None,
     ) -> None:
         self.payload_bytes_max = payload_bytes_max
+        self.stream = 0
         self._on_header = on_header
         self._buffer = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX)
         self._header: Header | None = None
@@ -179,7 +182,7 @@ class Decoder:
         if self._error is not None:
             return None
         received, credit = self._buffer.unread(), window.remaining or _UNBOUNDED
-        limits = RunLimits(FRAMES_MAX, *credit, self.payload_bytes_max, max(sequence_min, 1))
+        limits = RunLimits(FRAMES_MAX, *credit, self.payload_bytes_max, max(sequence_min, 1), self.stream)
         run = core_mode.core.take_run(received, limits) or find_run(received, limits)
         if run is not None:
             self._header = None
@@ -202,7 +205,8 @@ class Decoder:
         if header.type is FrameType.BATCH:
             # The body is a separate object, so that a stored batch pins nothing else.
             raw_stamp = buffer.take(STAMP_BYTES)
-            event: Frame = _decode_batch(header, raw_stamp, buffer.take(header.length - STAMP_BYTES))
+            body = buffer.take(header.length - STAMP_BYTES)
+            event: Frame = _decode_batch(header, raw_stamp, body, self.stream)
         else:
             event = _decode_other(header, buffer.take(header.length))
         self._header = None
@@ -273,9 +277,9 @@ def _decode_delta(header: Header, packed: bytes | memoryview) -> DeltaFrame:
 # --- Batch
 
 
-def _encode_batch(frame: BatchFrame, compression: Compression | None) -> bytes:
+def _encode_batch(frame: BatchFrame, compression: Compression | None, stream: int) -> bytes:
     batch = frame.batch
-    head = encode_head(batch, frame.sequence, frame.stamp, ack_wanted=frame.ack_wanted)
+    head = encode_head(batch, frame.sequence, frame.stamp, ack_wanted=frame.ack_wanted, stream=stream)
     packed = None if compression is None else compress(batch.body, compression)
     if packed is None:
         return b"".join((head, batch.body))
@@ -284,7 +288,9 @@ def _encode_batch(frame: BatchFrame, compression: Compression | None) -> bytes:
     return b"".join((header, head[HEADER_BYTES:], packed))
 
 
-def _decode_batch(header: Header, raw_stamp: bytes | memoryview, body: bytes | memoryview) -> BatchFrame:
+def _decode_batch(
+    header: Header, raw_stamp: bytes | memoryview, body: bytes | memoryview, stream: int = 0
+) -> BatchFrame:
     if header.flags & Flag.COMPRESSED:
         body = decompress(memoryview(body))
     batch = parse_batch(body)
@@ -293,7 +299,7 @@ def _decode_batch(header: Header, raw_stamp: bytes | memoryview, body: bytes | m
             ErrorCode.BAD_FRAME,
             f"{batch.count} rows from sequence {header.sequence} on end above {COUNTER_MAX - 1}: start lower",
         )
-    stamp = _decode_stamp(header, raw_stamp, batch)
+    stamp = _decode_stamp(header, raw_stamp, batch, stream)
     if stamp is not None:
         _check_stamp(stamp, batch)
     if batch.attributes & Attribute.ROW_OFFSETS and not batch.is_state:
@@ -301,12 +307,12 @@ def _decode_batch(header: Header, raw_stamp: bytes | memoryview, body: bytes | m
     return BatchFrame(header.sequence, batch, stamp, bool(header.flags & Flag.ACK_WANTED))
 
 
-def _decode_stamp(header: Header, raw_stamp: bytes | memoryview, batch: Batch) -> Stamp | None:
-    """Return the stamp; None if it is a producer's for this batch. Raises ProtocolError."""
+def _decode_stamp(header: Header, raw_stamp: bytes | memoryview, batch: Batch, stream: int) -> Stamp | None:
+    """Return the stamp; None if it is a producer's for this batch and stream. Raises ProtocolError."""
     # The stamp's checksum covers the header of the uncompressed frame, since compression comes later.
     flags = header.flags & ~Flag.COMPRESSED
     uncompressed = pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(batch.body))
-    if raw_stamp == pack_producer_stamp(uncompressed, origin_partition(batch.origin)):
+    if raw_stamp == pack_producer_stamp(uncompressed, LogName(stream, origin_partition(batch.origin))):
         return None
     return unpack_stamp(raw_stamp, uncompressed)
 

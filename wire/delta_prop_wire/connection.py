@@ -70,6 +70,15 @@ class Connection:
         self._pending_requests: dict[int, Subscription | Unsubscribe] = {}  # unanswered, by sequence
         self._subscriptions: set[int] = set()  # granted and not ended
 
+    @property
+    def stream(self) -> int:
+        """The stream that a producer's batches are for, in both directions; 0 unless it was set."""
+        return self._decoder.stream
+
+    @stream.setter
+    def stream(self, stream: int) -> None:
+        self._decoder.stream = stream
+
     # --- receiving
 
     @property
@@ -160,7 +169,7 @@ class Connection:
         self._check_can_send(message_kind_of(frame))
         if isinstance(frame, DeltaFrame | BatchFrame):
             self._check_window()
-            raw = encode(frame)
+            raw = encode(frame, stream=self.stream)
             self.send_window.spend(frame.batch.count if isinstance(frame, BatchFrame) else 1, len(raw))
             return raw
         if isinstance(frame, Ack) and frame.credit is not None and not self._can_grant(self._local_speaker):

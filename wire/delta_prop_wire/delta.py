@@ -119,9 +119,10 @@ class Head(NamedTuple):
         return str(self.dot) if self.alive else f"{self.dot}, which deletes it"
 
 
-def producer_id_of(name: str) -> int:
-    """Return the 44-bit producer id of a name."""
-    digest = blake2b(name.encode(), digest_size=8, person=b"delta-prop").digest()
+def producer_id_of(name: str, stream: int = 0) -> int:
+    """Return the 44-bit producer id of a name in a stream; in the default stream, that of the name alone."""
+    salt = stream.to_bytes(4, "little")
+    digest = blake2b(name.encode(), digest_size=8, person=b"delta-prop", salt=salt).digest()
     return int.from_bytes(digest, "big") >> (64 - PRODUCER_ID_BITS)
 
 
@@ -139,7 +140,7 @@ def origin_lane(origin: int) -> int:
 
 
 def origin_partition(origin: int) -> int:
-    """Return the partition that an origin writes to: the index of one of a client's services."""
+    """Return the partition that an origin writes to."""
     return origin >> LANE_BITS & ((1 << PARTITION_BITS) - 1)
 
 

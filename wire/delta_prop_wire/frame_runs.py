@@ -22,7 +22,7 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import pack_producer_stamp
+from delta_prop_wire.stamp import LogName, pack_producer_stamp
 from delta_prop_wire.validate import batch_is_valid, common_columns_only
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RunLimits(NamedTuple):
     """The bounds of a run.
 
     `rows`, `bytes`: a frame may be taken while fewer are taken. `sequence_min`: the lowest sequence allowed
-    for the first row, at least 1.
+    for the first row, at least 1. `stream`: the stream that the frames are for.
     """
 
     frames_max: int
@@ -67,6 +67,7 @@ class RunLimits(NamedTuple):
     bytes: int
     payload_bytes_max: int
     sequence_min: int
+    stream: int = 0
 
 
 def find_run(received: memoryview, limits: RunLimits) -> FrameRun | None:
@@ -96,7 +97,8 @@ def find_run(received: memoryview, limits: RunLimits) -> FrameRun | None:
             check_batch(batch)
         except ProtocolError:
             break
-        stamp = pack_producer_stamp(bytes(frame[:HEADER_BYTES]), origin_partition(batch.origin))
+        log = LogName(limits.stream, origin_partition(batch.origin))
+        stamp = pack_producer_stamp(bytes(frame[:HEADER_BYTES]), log)
         if frame[HEADER_BYTES:_HEAD_BYTES] != stamp or not batch_is_valid(batch):
             break
         if sequence + batch.count > COUNTER_MAX:

@@ -18,6 +18,7 @@ import numpy as np
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -303,6 +304,7 @@ class Hello:
     `source`: the source of its origins' deltas. `client`: a name for people. `log_id`: the id of the log that
     a forwarder reads. `job`: the part of a job that this connection sends, staged until the job is decided.
     `splits`: a batch that is refused for one of its rows uses up no dots, since the client splits it.
+    `stream`, `partition`: what the connection works with, to which its origins belong.
     """
 
     features: tuple[str, ...] = ()
@@ -313,6 +315,8 @@ class Hello:
     log_id: bytes | None = None
     job: JobPart | None = None
     splits: bool = False
+    stream: int = 0
+    partition: int = 0
 
 
 class StartAt(Enum):
@@ -534,7 +538,14 @@ class FoundOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """A request to describe the service: its streams, the bounds of their logs, the requests it knows."""
+    """A request to describe the service: its streams, the bounds of their logs, the requests it knows.
+
+    `stream`: the name of the only stream to describe. The answer has only the ranges that are at hand, which
+    are those of open partitions; with `ranges`, all partitions of that stream are opened for it.
+    """
+
+    stream: str | None = None
+    ranges: bool = False
 
 
 class PartitionRange(NamedTuple):
@@ -545,17 +556,26 @@ class PartitionRange(NamedTuple):
     log: Cursor
 
 
-class StreamDescription(NamedTuple):
-    """A stream: its name, its id, its partitions."""
+@dataclass(frozen=True, slots=True)
+class StreamDescription:
+    """A stream: its name, its id, the ranges of its partitions as far as they are known.
+
+    `count`: the number of its partitions. `settings`: those that it has of its own, by name.
+    """
 
     name: str
     stream: int
     partitions: tuple[PartitionRange, ...]
+    count: int = 1
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The answer to Describe. `requests`: the newest known version of each request, by its name."""
+    """The answer to Describe, and to a change of a stream, with that stream only.
+
+    `requests`: the newest known version of each request, by its name.
+    """
 
     streams: tuple[StreamDescription, ...]
     requests: Mapping[str, int]
@@ -570,7 +590,8 @@ class UnknownRequest(NamedTuple):
     version: int
 
 
-Request = Hello | Subscription | Decide | Get | FindOffsets | Describe | UnknownRequest
+StreamChange = CreateStream | AlterStream | DeleteStream | TruncateStream
+Request = Hello | Subscription | Decide | Get | FindOffsets | Describe | StreamChange | UnknownRequest
 Response = Welcome | Subscribed | JobStatus | Fact | FoundOffsets | Description
 
 

@@ -28,6 +28,7 @@ from delta_prop_wire.frames import (
     Unsubscribe,
 )
 from delta_prop_wire.spec import Attribute, ErrorCode, FrameType
+from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
 
 UNAUTHORIZED_TEXT = "no token that allows this: send a hello with one that does"
 """The text of every UNAUTHORIZED refusal, which does not disclose the reason."""
@@ -181,6 +182,10 @@ _KIND_OF_REQUEST: dict[type, MessageKind] = {
     Get: MessageKind.QUERY,
     FindOffsets: MessageKind.QUERY,
     Describe: MessageKind.QUERY,
+    CreateStream: MessageKind.QUERY,
+    AlterStream: MessageKind.QUERY,
+    DeleteStream: MessageKind.QUERY,
+    TruncateStream: MessageKind.QUERY,
 }
 
 

@@ -1,4 +1,4 @@
-"""murmur2, the hash that spreads vectors over services: a vector is always at the same service.
+"""murmur2, the hash that divides vectors between partitions: a vector is always in the same partition.
 
 Pure. The variant that Kafka uses for keyed records (seed 0x9747b28c), which other languages have, too.
 """
@@ -44,7 +44,7 @@ def key_of(namespace: str, vector_id: str) -> bytes:
 
 
 def partition_of(namespace: str, vector_id: str, partition_count: int) -> int:
-    """Return the index of the service, of `partition_count` services, that holds a vector."""
+    """Return the partition, of `partition_count` ones, that holds a vector."""
     return (murmur2(key_of(namespace, vector_id)) & _POSITIVE) % partition_count
 
 

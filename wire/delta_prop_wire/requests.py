@@ -57,13 +57,32 @@ from delta_prop_wire.frames import (
     UnknownRequest,
     Welcome,
 )
-from delta_prop_wire.packing import Fields, blob, flag, list_of, mapping, one_of, record, text, truncate, uint
+from delta_prop_wire.packing import (
+    Fields,
+    blob,
+    flag,
+    list_of,
+    mapping,
+    number,
+    one_of,
+    record,
+    text,
+    truncate,
+    uint,
+)
 from delta_prop_wire.spec import BATCH_ROWS_MAX, COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
 from delta_prop_wire.topics import Topic
 
 ORIGINS_MAX = 1024
 TOPICS_MAX = 256
 PARTITIONS_MAX = 1024
+"""The maximum number of streams, and of a stream's ranges, in one page; a page of one stream always fits."""
+STREAM_PARTITIONS_MAX = 1 << 16
+STREAM_NAME_BYTES_MAX = 249
+SETTINGS_MAX = 32
+SETTING_BYTES_MAX = 64
+"""The maximum size of a setting's name, and of a text that is its value."""
 STARTS_MAX = 64
 FEATURES_MAX = 32
 PARTS_MAX = 2_500
@@ -86,6 +105,9 @@ _read_features = list_of(text(FEATURE_BYTES_MAX), FEATURES_MAX)
 _read_topic_bytes = blob(1, 1 + VECTOR_ID_BYTES_MAX)
 _read_page = blob(0, PAGE_BYTES_MAX)
 _read_version = uint(255, minimum=1)
+_read_partition_count = uint(STREAM_PARTITIONS_MAX, minimum=1)
+_read_name_of_stream = text(STREAM_NAME_BYTES_MAX)
+_read_setting_text = text(SETTING_BYTES_MAX)
 
 
 class _Member(NamedTuple):
@@ -177,13 +199,28 @@ def unpack_response(name: str, fields: Fields) -> Response | None:
 
 
 def join_pages(pages: Sequence[Response]) -> Response:
-    """Join the pages of a response: arrays and bytes end to end, all other fields from the first page."""
+    """Join the pages of a response: arrays and bytes end to end, all other fields from the first page.
+
+    A stream that continues on the next page becomes one with the ranges of all its pages.
+    """
     first = pages[0]
+    if isinstance(first, Description):
+        streams = [each for page in pages if isinstance(page, Description) for each in page.streams]
+        return replace(first, streams=_join_ranges(streams))
     names = {Welcome: ("origins",), Fact: ("values", "data", "metadata")}.get(type(first), ())
     if len(pages) == 1 or not names:
         return first
     parts = {name: [getattr(page, name) for page in pages] for name in names}
     return replace(first, **{name: reduce(add, contents) for name, contents in parts.items()})
+
+
+def _join_ranges(streams: Sequence[StreamDescription]) -> tuple[StreamDescription, ...]:
+    joined: dict[int, StreamDescription] = {}
+    for each in streams:
+        known = joined.get(each.stream)
+        ranges = each.partitions if known is None else known.partitions + each.partitions
+        joined[each.stream] = replace(known or each, partitions=ranges)
+    return tuple(joined.values())
 
 
 def known_requests() -> dict[str, int]:
@@ -281,6 +318,45 @@ def read_code(value: Any) -> ErrorCode:
     return ErrorCode(read_u16(value))
 
 
+# --- streams
+
+
+def _read_stream_name(value: Any) -> str:
+    if value == "":
+        raise ValueError(f"is empty: send 1 to {STREAM_NAME_BYTES_MAX} bytes")
+    return _read_name_of_stream(value)
+
+
+def _read_settings(value: Any) -> dict[str, Any]:
+    settings = mapping(value)
+    if len(settings) > SETTINGS_MAX:
+        raise ValueError(f"has {len(settings)} settings: send up to {SETTINGS_MAX}")
+    for name, setting in settings.items():
+        try:
+            _read_setting_text(name)
+        except ValueError as error:
+            raise ValueError(f"has a name that {error}") from None
+        try:
+            _check_setting(setting)
+        except ValueError as error:
+            raise ValueError(f"has {name!r}, which {error}") from None
+    return settings
+
+
+def _check_setting(value: Any) -> None:
+    match value:
+        case None | bool():
+            return
+        case int():
+            read_offset(value)
+        case float():
+            number(value)
+        case str():
+            _read_setting_text(value)
+        case _:
+            raise ValueError(f"is of type {type(value).__name__}: send nil, a boolean, a number or text")
+
+
 # --- get, describe
 
 
@@ -288,8 +364,22 @@ def _read_dot(value: Any) -> Dot:
     return Dot(*record(read_u64, uint(COUNTER_MAX, minimum=1))(value))
 
 
+def _pack_stream(stream: StreamDescription) -> list[Any]:
+    packed = [stream.name, stream.stream, list(stream.partitions), stream.count, dict(stream.settings)]
+    return packed if stream.settings else packed[:4] if stream.count != 1 else packed[:3]
+
+
 def _read_stream(value: Any) -> StreamDescription:
-    return StreamDescription(*record(read_name, read_u32, list_of(_read_range, PARTITIONS_MAX))(value))
+    if not isinstance(value, list) or not 3 <= len(value) <= 5:
+        raise ValueError("has a stream that is not an array of 3 to 5 items: send name, id and partitions")
+    readers = (
+        _read_stream_name,
+        read_u32,
+        list_of(_read_range, PARTITIONS_MAX),
+        _read_partition_count,
+        _read_settings,
+    )
+    return StreamDescription(*record(*readers[: len(value)])(value))
 
 
 def _read_range(value: Any) -> PartitionRange:
@@ -348,6 +438,8 @@ _HELLO = (
     _Member("log_id", read_log_id, None),
     _Member("job", _read_job_part, None),
     _Member("splits", flag, False, is_sparse=True),
+    _Member("stream", read_u32, 0, is_sparse=True),
+    _Member("partition", read_u16, 0, is_sparse=True),
 )
 _WELCOME = (
     _Member("features", _read_features, (), list),
@@ -417,12 +509,33 @@ _FOUND_OFFSETS = (
     _Member("offsets", list_of(read_offset, STARTS_MAX), ..., list),
     _Member("log", read_cursor),
 )
+_STREAM_NAME = _Member("name", _read_stream_name)
+_DRY_RUN = _Member("dry_run", flag, False, is_sparse=True)
+_CREATE_STREAM = (
+    _STREAM_NAME,
+    _Member("partitions", _read_partition_count, 1),
+    _Member("settings", _read_settings, {}, dict, is_sparse=True),
+    _Member("if_not_exists", flag, False, is_sparse=True),
+    _DRY_RUN,
+)
+_ALTER_STREAM = (_STREAM_NAME, _Member("settings", _read_settings, ..., dict), _DRY_RUN)
+_DELETE_STREAM = (_STREAM_NAME, _DRY_RUN)
+_TRUNCATE_STREAM = (
+    _STREAM_NAME,
+    _Member("before", read_offset),
+    _Member("partition", read_u16, 0, is_sparse=True),
+    _DRY_RUN,
+)
+_DESCRIBE = (
+    _Member("stream", _read_stream_name, None),
+    _Member("ranges", flag, False, is_sparse=True),
+)
 _DESCRIPTION = (
     _Member(
         "streams",
         list_of(_read_stream, PARTITIONS_MAX),
         ...,
-        lambda streams: [[each.name, each.stream, list(each.partitions)] for each in streams],
+        lambda streams: [*map(_pack_stream, streams)],
     ),
     _Member("requests", _read_versions, {}, dict),
     _Member("features", _read_features, (), list),
@@ -434,7 +547,20 @@ _CODECS = (
     _RequestCodec("decide", _MapCodec(Decide, _DECIDE), _MapCodec(JobStatus, _JOB_STATUS)),
     _RequestCodec("get", _MapCodec(Get, _GET), _MapCodec(Fact, _FACT)),
     _RequestCodec("offsets", _MapCodec(FindOffsets, _FIND_OFFSETS), _MapCodec(FoundOffsets, _FOUND_OFFSETS)),
-    _RequestCodec("describe", _MapCodec(Describe, ()), _MapCodec(Description, _DESCRIPTION)),
+    _RequestCodec(
+        "create_stream", _MapCodec(CreateStream, _CREATE_STREAM), _MapCodec(Description, _DESCRIPTION)
+    ),
+    _RequestCodec(
+        "alter_stream", _MapCodec(AlterStream, _ALTER_STREAM), _MapCodec(Description, _DESCRIPTION)
+    ),
+    _RequestCodec(
+        "delete_stream", _MapCodec(DeleteStream, _DELETE_STREAM), _MapCodec(Description, _DESCRIPTION)
+    ),
+    _RequestCodec(
+        "truncate_stream", _MapCodec(TruncateStream, _TRUNCATE_STREAM), _MapCodec(Description, _DESCRIPTION)
+    ),
+    # The last codec of a response gives its name: a description is always one of "describe".
+    _RequestCodec("describe", _MapCodec(Describe, _DESCRIBE), _MapCodec(Description, _DESCRIPTION)),
 )
 _BY_NAME = {codec.name: codec for codec in _CODECS}
 _BY_REQUEST_TYPE = {codec.request.made: codec for codec in _CODECS}

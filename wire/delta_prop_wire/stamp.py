@@ -96,16 +96,16 @@ class LoggedRun(NamedTuple):
     entries: list[tuple[int, int, int]]
 
 
-def pack_producer_stamp(header: bytes, partition: int) -> bytes:
+def pack_producer_stamp(header: bytes, log: LogName) -> bytes:
     """Return the 48 bytes of a producer's stamp for a frame header (16 bytes, of the uncompressed frame)."""
-    rest = pack_producer_rest(partition)
+    rest = pack_producer_rest(log)
     return _CRC.pack(crc32c(header + rest)) + rest
 
 
 @lru_cache(maxsize=1024)
-def pack_producer_rest(partition: int) -> bytes:
+def pack_producer_rest(log: LogName) -> bytes:
     """Return the bytes after the CRC in a producer's stamp."""
-    return _REST.pack(0, 0, partition, *(0,) * 7)
+    return _REST.pack(0, *log, *(0,) * 7)
 
 
 def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:

@@ -47,7 +47,7 @@ class Catalogue:
         """Return the stream of this name. Raises Refused (UNKNOWN_STREAM)."""
         stream = self.streams.get(name)
         if stream is None:
-            raise _unknown(f"stream {name!r:.80}", self.streams)
+            raise _unknown(f"stream {name!r:.80}", self.streams, {"name": name})
         return stream
 
     def find(self, stream_id: int) -> Stream:
@@ -55,7 +55,7 @@ class Catalogue:
         for stream in self.streams.values():
             if stream.stream_id == stream_id:
                 return stream
-        raise _unknown(f"stream {stream_id}", self.streams)
+        raise _unknown(f"stream {stream_id}", self.streams, {"stream": stream_id})
 
     @property
     def partition_count(self) -> int:
@@ -168,8 +168,8 @@ def _stream_of(fields: Mapping[str, Any]) -> Stream:
     )
 
 
-def _unknown(what: str, known: Iterable[str]) -> Refused:
+def _unknown(what: str, known: Iterable[str], details: Mapping[str, Any]) -> Refused:
     names = ", ".join(list(known)[:10])
     return Refused(
-        ErrorCode.UNKNOWN_STREAM, f"{what}: unknown: give one of {names}, or create it", details={}
+        ErrorCode.UNKNOWN_STREAM, f"{what}: unknown: give one of {names}, or create it", details=details
     )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from delta_prop_broker.catalogue.catalogue import Catalogue
 from delta_prop_broker.catalogue.stream import DEFAULT_ID, Stream
 from delta_prop_broker.corruption import LogCorrupted
-from delta_prop_broker.segments.paths import CATALOGUE_PATH, STREAMS
+from delta_prop_broker.segments.paths import CATALOGUE_PATH, DIRECTORY, STREAMS
 from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 from delta_prop_wire.errors import UsageError
-from delta_prop_wire.stamp import LogName
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
@@ -60,6 +60,9 @@ class PartitionPlace(NamedTuple):
     log_path: str
     state_path: str
     name: LogName
+
+
+PLACE_OF_DEFAULT = PartitionPlace(DIRECTORY, "", DEFAULT_LOG)
 
 
 def place_of(stream: Stream, partition: int) -> PartitionPlace:

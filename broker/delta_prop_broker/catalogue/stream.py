@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from delta_prop_broker.log.settings import LogSettings
-from delta_prop_wire.bounds import check_ack_level
-from delta_prop_wire.delta import AckLevel
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
 
 DEFAULT_STREAM, DEFAULT_ID = "default", 0
 """The stream that exists without being created; it has one partition."""
@@ -20,39 +19,28 @@ INTERNAL_PREFIX = "_"
 """Names with this prefix belong to the service."""
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_CHARACTERS_MAX}}}")
-_LOG_SETTINGS = ("retention_s", "retention_bytes", "compact", "compress")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """Settings of a stream; None: as the service has them.
 
-    `retention_s`, `retention_bytes` (of each partition), `compact`, `compress`: as in `LogSettings`.
-    `tombstone_s`: seconds for which a deleted vector stays in snapshots. `ack_level`: that of a delta without
-    one.
+    All as in `LogSettings`; `retention_bytes` is that of each partition.
     """
 
     retention_s: float | None = None
     retention_bytes: int | None = None
     compact: bool | None = None
     compress: str | None = None
-    tombstone_s: float | None = None
-    ack_level: AckLevel | None = None
 
     def __post_init__(self) -> None:
-        if self.ack_level is not None:
-            object.__setattr__(self, "ack_level", check_ack_level(self.ack_level))
         if self.compact not in (None, True, False):
             raise UsageError(f"compact = {self.compact!r:.40}: give true or false")
-        number = self.tombstone_s
-        if number is not None and not (_is_number(number) and 0 <= number < float("inf")):
-            raise UsageError(f"tombstone_s = {number!r:.40}: give a number of seconds, at least 0")
         self.log_settings(LogSettings())
 
     def log_settings(self, service: LogSettings) -> LogSettings:
         """Return the settings of a partition's log; `service`: those of the service. Raises UsageError."""
-        given = {name: getattr(self, name) for name in _LOG_SETTINGS}
-        return replace(service, **{name: value for name, value in given.items() if value is not None})
+        return replace(service, **self.to_json())
 
     def changed(self, changes: dict[str, Any]) -> StreamSettings:
         """Return the settings with changes, by name; None resets one to the service's. Raises UsageError."""
@@ -64,8 +52,7 @@ class StreamSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings that are given."""
-        found = {name: value for name, value in asdict(self).items() if value is not None}
-        return found | ({} if self.ack_level is None else {"ack_level": self.ack_level.name.lower()})
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +102,12 @@ def check_partition_count(count: object) -> int:
     return count
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def check_partition(stream: Stream, number: int) -> None:
+    """Raise Refused (WRONG_PARTITION) unless the stream has a partition of this number."""
+    if not 0 <= number < stream.partitions:
+        raise Refused(
+            ErrorCode.WRONG_PARTITION,
+            f"partition {number}: stream {stream.name!r} has {stream.partitions}: name 0 to "
+            f"{stream.partitions - 1}",
+            details={"partition": number, "partitions": stream.partitions},
+        )

@@ -117,6 +117,8 @@ class LogDirectory:
     ) -> None:
         """Use `open`."""
         self.disk, self.path, self.name = data.disk, path, name
+        self.owned_data: DataDirectory | None = None
+        """The data directory to close with this one; None if others use it too."""
         self.reserve = data.reserve
         self.is_writable = data.is_writable
         self.identity = recovered.identity
@@ -187,7 +189,9 @@ class LogDirectory:
         self.recovery_point.write_clean(synced, start)
 
     def close(self) -> None:
-        """Close the recovery point, if that was not done before."""
+        """Close the recovery point, and the data directory if it is owned, unless that was done before."""
         was_writable, self.is_writable = self.is_writable, False
         if was_writable and self.recovery_point is not None:
             self.recovery_point.close()
+        if self.owned_data is not None:
+            self.owned_data.close()

@@ -12,7 +12,7 @@ retention. A recovery in place replaces those that hold files or positions in th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import LogCorrupted
@@ -119,7 +119,6 @@ class DurableLog:
         self.segments = segments
         self.commit_queue = CommitQueue()
         self._directory = directory
-        self._locked_data: DataDirectory | None = None
         self._marks = marks = LogMarks(settings.read_level)
         marks.restart(start, end, recovered.synced)
         self._retention = Retention(
@@ -172,7 +171,7 @@ class DurableLog:
         except BaseException:
             data.close()
             raise
-        log._locked_data = data
+        log._directory.owned_data = data
         return log, report
 
     @classmethod
@@ -250,8 +249,6 @@ class DurableLog:
         finally:
             self.segments.close()
             self._directory.close()
-            if self._locked_data is not None:
-                self._locked_data.close()
 
     @property
     def _can_write(self) -> bool:
@@ -296,6 +293,11 @@ class DurableLog:
         """False while `unwritten_bytes_max` is half used; True after a failure, when appends are refused."""
         unwritten_bytes = self.commit_queue.unwritten_bytes
         return self.failure is not None or unwritten_bytes * 2 < self.settings.unwritten_bytes_max
+
+    @property
+    def name(self) -> LogName:
+        """The stream and partition that the stamps name."""
+        return self._directory.name
 
     @property
     def start_offset(self) -> int:
@@ -542,6 +544,13 @@ class DurableLog:
 
     def release(self, holder: str) -> None:
         self._retention.holders.release(holder)
+
+    def alter_retention(self, settings: LogSettings) -> None:
+        """Retain rows by `retention_s` and `retention_bytes` of these settings from now on."""
+        self.settings = replace(
+            self.settings, retention_s=settings.retention_s, retention_bytes=settings.retention_bytes
+        )
+        self._retention.alter(self.settings)
 
     def retain(self) -> int:
         """Remove old segments, by size and age, unless a holder needs them; return their number.

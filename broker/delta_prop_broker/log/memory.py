@@ -23,6 +23,7 @@ from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, ErrorCode
+from delta_prop_wire.stamp import DEFAULT_LOG
 
 if TYPE_CHECKING:
     from delta_prop_broker.log_clock import MonotonicClock
@@ -94,6 +95,7 @@ class MemoryLog:
     epoch = 1
     ack_level = AckLevel.MEMORY
     is_accepting = True
+    name = DEFAULT_LOG
 
     def __init__(
         self,

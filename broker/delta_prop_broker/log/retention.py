@@ -56,6 +56,11 @@ class Retention:
         self._segments = segments
         self._compressor = SegmentCompressor(self._disk, segments.directory, segments, self._settings)
 
+    def alter(self, settings: LogSettings) -> None:
+        """Retain rows by these settings from now on."""
+        self._settings = settings
+        self.planner.alter(settings)
+
     # --- shares and removal
 
     def used_share(self, offset: int) -> float:

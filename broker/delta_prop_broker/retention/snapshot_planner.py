@@ -39,6 +39,10 @@ class SnapshotPlanner:
         self._newest_offset = 0  # the highest offset in a snapshot's file name at the opening
         self._read_only = False
 
+    def alter(self, settings: LogSettings) -> None:
+        """Plan by these settings from now on; `compact` is as before."""
+        self._settings = settings
+
     def open(self, log_id: bytes, *, start: int, end: int, read_only: bool) -> int:
         """Find the snapshot of a log with offsets `start` to `end`, if the log is compacted.
 

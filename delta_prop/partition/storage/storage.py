@@ -6,7 +6,7 @@ A thread of its own waits for the disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +25,7 @@ from delta_prop.platform.tick_callbacks import TickCallbacks
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.recovery.recovery import RecoveryReport
+from delta_prop_broker.subdirectory import Subdirectory
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from delta_prop.partition.pipeline import Pipeline
     from delta_prop.platform.ports import Threads, World
+    from delta_prop_broker.catalogue.store import PartitionPlace
+    from delta_prop_broker.log.data_directory import DataDirectory
     from delta_prop_broker.log.settings import LogSettings
 
 logger = logging.getLogger("delta_prop")
@@ -81,10 +84,40 @@ class Storage:
     @classmethod
     async def open(cls, path: str, settings: LogSettings, world: World) -> Storage:
         """Create or recover the log below `path`. Raises LogBusy, LogCorrupted, FormatUnknown, OSError."""
-        disk, threads = world.open_disk(path), world.new_threads()
-        log, recovery = await threads.run(
-            lambda: DurableLog.open(disk, settings=settings, randomness=world.randomness, clock=world.clock)
+        disk = world.open_disk(path)
+        open_log = partial(
+            DurableLog.open, disk, settings=settings, randomness=world.randomness, clock=world.clock
         )
+        return await cls._open(open_log, disk, world)
+
+    @classmethod
+    async def open_in(
+        cls, data: DataDirectory, place: PartitionPlace, settings: LogSettings, world: World
+    ) -> Storage:
+        """Create or recover one of several logs in an open data directory, which the caller closes later.
+
+        `disk` is then the directory of what belongs to the log's readers. Raises as `open`, but for LogBusy.
+        """
+        state = Subdirectory(data.disk, place.state_path) if place.state_path else data.disk
+
+        def open_log() -> tuple[DurableLog, RecoveryReport]:
+            opened = DurableLog.open_in(
+                data, place.log_path, place.name,
+                settings=settings, randomness=world.randomness, clock=world.clock,
+            )  # fmt: skip
+            if place.state_path:
+                state.make_directory("")
+                data.disk.sync_directory(place.state_path.rpartition("/")[0])
+            return opened
+
+        return await cls._open(open_log, state, world)
+
+    @classmethod
+    async def _open(
+        cls, open_log: Callable[[], tuple[DurableLog, RecoveryReport]], disk: Disk, world: World
+    ) -> Storage:
+        threads = world.new_threads()
+        log, recovery = await threads.run(open_log)
         storage = cls(log, recovery, disk, world, threads)
         try:
             await threads.run(partial(_take_reserve, log))

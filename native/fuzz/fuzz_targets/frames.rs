@@ -6,7 +6,7 @@ use delta_prop_core::run::{Limits, Taker};
 use libfuzzer_sys::fuzz_target;
 
 const LIMITS: Limits =
-    Limits { frames_max: 8, row_credit: 100, byte_credit: 4_000, payload_bytes_max: 1 << 20, sequence_min: 1 };
+    Limits { frames_max: 8, row_credit: 100, byte_credit: 4_000, payload_bytes_max: 1 << 20, sequence_min: 1, stream: 0 };
 
 fuzz_target!(|data: &[u8]| {
     if let Some(head) = data.first_chunk::<HEAD_BYTES>() {
@@ -18,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
         let at = taker.size;
         let head = Head::new(data[at..at + HEAD_BYTES].try_into().expect("checked by may_continue"));
         let Some(size) = taker.next_size(&head, data.len(), &LIMITS) else { break };
-        if taker.take(&head, &data[at + HEAD_BYTES..at + size]).is_none() {
+        if taker.take(&head, &data[at + HEAD_BYTES..at + size], 0).is_none() {
             break;
         }
         frames += 1;

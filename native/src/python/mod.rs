@@ -52,11 +52,11 @@ type Taken<'py> = (u64, bool, Bound<'py, PyList>, u64, usize);
 #[pyfunction]
 fn take_run<'py>(
     received: &Bound<'py, PyAny>,
-    limits: (usize, u64, u64, usize, u64),
+    limits: (usize, u64, u64, usize, u64, u32),
 ) -> PyResult<Option<Taken<'py>>> {
     let py = received.py();
-    let (frames_max, row_credit, byte_credit, payload_bytes_max, sequence_min) = limits;
-    let limits = Limits { frames_max, row_credit, byte_credit, payload_bytes_max, sequence_min };
+    let (frames_max, row_credit, byte_credit, payload_bytes_max, sequence_min, stream) = limits;
+    let limits = Limits { frames_max, row_credit, byte_credit, payload_bytes_max, sequence_min, stream };
     let buffer = PyBuffer::<u8>::get(received)?;
     let cells = buffer.as_slice(py).unwrap_or(&[]);
     let (batches, mut taker) = (PyList::empty(py), Taker::default());
@@ -68,9 +68,9 @@ fn take_run<'py>(
         let raw = copy_cells(py, &cells[at + HEAD_BYTES..at + size])?;
         let bytes = raw.as_bytes();
         let taken = if bytes.len() < LONG_BYTES {
-            taker.take(&head, bytes)
+            taker.take(&head, bytes, stream)
         } else {
-            py.allow_threads(|| taker.take(&head, bytes))
+            py.allow_threads(|| taker.take(&head, bytes, stream))
         };
         let Some((body, highest)) = taken else { break };
         batches.append(batches::make_batch(raw.as_any(), &body, highest)?)?;

@@ -13,8 +13,8 @@ from delta_prop.client import (
     ClientSettings,
     ForwardLink,
     Producer,
-    SpreadProducer,
-    SpreadSubscriber,
+    StreamProducer,
+    StreamSubscriber,
     Subscriber,
     SyncProducer,
     facts,
@@ -24,7 +24,7 @@ from delta_prop.client.ranges import RangeReader
 from delta_prop.platform.ports import Tls
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks import ForwardSink
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import InvalidDelta, UsageError
 from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 
@@ -38,8 +38,12 @@ MAKERS: dict[str, Callable[..., object]] = {
     "sync producer": lambda **more: SyncProducer(**({"addresses": UNREACHABLE, "name": "p"} | more)),
     "forward link": lambda **more: ForwardLink(**({"addresses": UNREACHABLE} | more)),
     "range reader": lambda **more: RangeReader(**({"addresses": UNREACHABLE} | more)),
-    "spread producer": lambda **more: SpreadProducer([UNREACHABLE], **({"name": "p"} | more)),
-    "spread subscriber": lambda **more: SpreadSubscriber([UNREACHABLE], "*", **more),
+    "stream producer": lambda **more: StreamProducer(
+        **({"addresses": UNREACHABLE, "name": "p", "stream": "orders"} | more)
+    ),
+    "stream subscriber": lambda addresses=UNREACHABLE, **more: StreamSubscriber(
+        addresses, "*", **({"stream": "orders"} | more)
+    ),
     "facts.get": lambda **more: facts.get(**({"addresses": UNREACHABLE, "vector_id": "v"} | more)),
     "jobs.decide": lambda **more: jobs.decide(
         **({"addresses": UNREACHABLE, "job": "j", "decision": jobs.Decision.QUERY} | more)
@@ -77,6 +81,15 @@ def test_wrong_argument_is_reported_when_a_client_is_made(
         ("sync producer", {"source": 9}, "source 9.*Source.LOCAL"),
         ("subscriber", {"sources": "local"}, "sources .*Source.LOCAL"),
         ("subscriber", {"priorities": ["high"]}, "priorities .*Priority.NORMAL"),
+        ("stream producer", {"source": "local"}, "source 'local'.*Source.LOCAL"),
+        ("stream producer", {"ack_level": "safe"}, "ack level 'safe'"),
+        ("stream producer", {"addresses": 5}, "address 5: give host:port"),
+        ("stream subscriber", {"priorities": ["high"]}, "priorities .*Priority.NORMAL"),
+        ("stream subscriber", {"credit": 5}, "credit 5: give"),
+        ("stream subscriber", {"start": "sometime"}, "start 'sometime': give"),
+        ("stream subscriber", {"ack": "never"}, "ack 'never': give auto or manual"),
+        ("stream subscriber", {"addresses": []}, "0 addresses: give"),
+        ("stream subscriber", {"world": 5}, "world: type int"),
         ("subscriber", {"credit": 5}, "credit 5: give"),
         ("subscriber", {"credit": (5,)}, r"credit \(5,\): give"),
         ("producer", {"addresses": 5}, "address 5: give host:port"),
@@ -88,6 +101,14 @@ def test_wrong_argument_is_reported_when_a_client_is_made(
 def test_wrong_argument_of_one_client_is_reported(maker: str, given: dict[str, Any], expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         MAKERS[maker](**given)
+
+
+@pytest.mark.parametrize("stream", ["", "x" * 250, -1, 1 << 32, True, None, b"orders"])
+@pytest.mark.parametrize("maker", ["stream producer", "stream subscriber"])
+def test_wrong_stream_is_reported(maker: str, stream: object) -> None:
+    with pytest.raises(InvalidDelta) as caught:
+        MAKERS[maker](stream=stream)
+    assert caught.value.field == "stream"
 
 
 def test_propagator_refuses_settings_of_other_classes() -> None:
@@ -115,7 +136,7 @@ class BrokenNetwork:
         raise ZeroDivisionError("a defect")
 
 
-@pytest.mark.parametrize("maker", ["producer", "subscriber", "spread producer", "spread subscriber"])
+@pytest.mark.parametrize("maker", ["producer", "subscriber", "stream producer", "stream subscriber"])
 def test_unexpected_error_is_raised_without_a_group(maker: str) -> None:
     async def run() -> None:
         world = replace(virtual_world(), network=BrokenNetwork())  # type: ignore[arg-type]
@@ -181,17 +202,17 @@ def test_invalid_timeout_is_refused_everywhere(wrong: Any) -> None:
         own = p.producer("own")
         async with (
             Producer(ADDRESS, name="p", world=site.world) as remote,
-            SpreadProducer([ADDRESS], name="s", world=site.world) as spread,
+            StreamProducer(ADDRESS, name="s", stream="default", world=site.world) as partitioned,
         ):
             calls: list[Callable[[], Awaitable[object]]] = [
                 lambda: remote.publish(delta, timeout_s=wrong),
                 lambda: remote.publish(delta, delta, timeout_s=wrong),
                 lambda: remote.publish_many(["b"], [[1.0]], timeout_s=wrong),
                 lambda: remote.flush(wrong),
-                lambda: spread.publish(delta, timeout_s=wrong),
-                lambda: spread.publish(delta, replace(delta, vector_id="b"), timeout_s=wrong),
-                lambda: spread.publish_many(["b"], [[1.0]], timeout_s=wrong),
-                lambda: spread.flush(wrong),
+                lambda: partitioned.publish(delta, timeout_s=wrong),
+                lambda: partitioned.publish(delta, replace(delta, vector_id="b"), timeout_s=wrong),
+                lambda: partitioned.publish_many(["b"], [[1.0]], timeout_s=wrong),
+                lambda: partitioned.flush(wrong),
                 lambda: p.publish(delta, timeout_s=wrong),
                 lambda: p.publish(delta, delta, timeout_s=wrong),
                 lambda: p.publish_many(["b"], [[1.0]], timeout_s=wrong),

@@ -20,7 +20,8 @@ from delta_prop.client import (
     ClientSettings,
     ForwardLink,
     Producer,
-    SpreadProducer,
+    StreamProducer,
+    StreamSubscriber,
     Subscriber,
     SyncProducer,
     facts,
@@ -226,9 +227,21 @@ def sync_producer(target: Target) -> None:
         pass
 
 
-def spread_producer(target: Target) -> None:
+def stream_producer(target: Target) -> None:
     async def run() -> None:
-        async with SpreadProducer([target.address], name="p", token=target.token, tls=target.tls):
+        async with StreamProducer(
+            target.address, name="p", stream="default", token=target.token, tls=target.tls
+        ):
+            pass
+
+    anyio.run(run)
+
+
+def stream_subscriber(target: Target) -> None:
+    async def run() -> None:
+        async with StreamSubscriber(
+            target.address, "*", stream="default", token=target.token, tls=target.tls
+        ):
             pass
 
     anyio.run(run)
@@ -263,7 +276,10 @@ def decide(target: Target) -> None:
     jobs.decide(target.address, "job", jobs.Decision.QUERY, token=target.token, tls=target.tls)
 
 
-CLIENTS = [producer, subscriber, sync_producer, spread_producer, forward_link, get, ranges, decide]
+CLIENTS = [
+    producer, subscriber, sync_producer, stream_producer, stream_subscriber, forward_link, get, ranges,
+    decide,
+]  # fmt: skip
 
 
 def prompt_error(call: Callable[[], object]) -> str:

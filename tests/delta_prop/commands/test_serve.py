@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from delta_prop.api.propagator import Propagator
 from delta_prop.cli import main
 from delta_prop.commands import serve
 from delta_prop.configuration import Configuration, read_configuration
+from delta_prop.hosting.streams import Streams
 from delta_prop.platform import system
 from delta_prop.server import access
 from delta_prop.server.service import Address
@@ -128,15 +128,15 @@ def test_published_deltas_reach_sinks_and_survive_a_restart(
 def test_http_reports_ending_until_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[tuple[int, Any]] = []
 
-    class Closing(Propagator):
-        async def __aexit__(self, *error: Any) -> bool | None:
+    class Closing(Streams):
+        async def __aexit__(self, *error: Any) -> None:
             answers.extend(
                 [await http_get(served[0], path) for path in ("/readyz", "/api/status", "/api/sinks")]
             )
-            return await super().__aexit__(*error)
+            await super().__aexit__(*error)
 
     served: list[Server] = []
-    monkeypatch.setattr(serve, "Propagator", Closing)
+    monkeypatch.setattr(serve, "Streams", Closing)
 
     async def test() -> None:
         async with serving(make_configuration(tmp_path), monkeypatch) as server:

@@ -63,7 +63,10 @@ def test_json_holds_lines_and_a_unique_token(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["importer"], "'importer': it may do nothing: give --publish, --subscribe, --forward or --admin"),
+        (
+            ["importer"],
+            "'importer': it may do nothing: give --publish, --subscribe, --forward, --admin or --manage",
+        ),
         (["importer", "--publish"], "--namespace: give the namespaces that it may use, like --namespace d"),
         (
             ["west", "--forward"],

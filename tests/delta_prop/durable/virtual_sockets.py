@@ -13,7 +13,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from delta_prop.client import sync_producer
+from delta_prop.client import blocking_connection, sync_producer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -38,16 +38,18 @@ class VirtualModules:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Make the blocking client use this object."""
-        monkeypatch.setattr(sync_producer, "time", SimpleNamespace(monotonic=self.loop.time, sleep=self.wait))
-        monkeypatch.setattr(sync_producer, "random", SimpleNamespace(random=self._rng.random))
+        for module in (sync_producer, blocking_connection):
+            time = SimpleNamespace(monotonic=self.loop.time, sleep=self.wait)
+            monkeypatch.setattr(module, "time", time)
+            monkeypatch.setattr(module, "RNG", SimpleNamespace(random=self._rng.random))
         sockets = SimpleNamespace(
             create_connection=self.connect, gaierror=socket.gaierror, IPPROTO_TCP=6, TCP_NODELAY=1
         )
-        monkeypatch.setattr(sync_producer, "socket", sockets)
+        monkeypatch.setattr(blocking_connection, "socket", sockets)
         selectors = SimpleNamespace(
             DefaultSelector=lambda: VirtualSelector(self), EVENT_READ=1, EVENT_WRITE=2
         )
-        monkeypatch.setattr(sync_producer, "selectors", selectors)
+        monkeypatch.setattr(blocking_connection, "selectors", selectors)
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> VirtualSocket:
         """Return a connected socket. Raises OSError."""

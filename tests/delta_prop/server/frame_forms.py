@@ -44,6 +44,7 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.layout import CLOCK_ENTRY, EXPECT, PARENT, TAG, Column
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
+from delta_prop_wire.stamp import DEFAULT_LOG
 from tests.delta_prop.partition.pipeline_bench import Bench
 from tests.wire.sealing import frame_with_checksum
 
@@ -238,7 +239,10 @@ class Server:
         self.bench = Bench(log_deltas_max=1_000)
         clock = SimpleNamespace(now=lambda: self.bench.now)
         partition = SimpleNamespace(
-            pipeline=self.bench.pipeline, log=self.bench.log, world=SimpleNamespace(clock=clock)
+            name=DEFAULT_LOG,
+            pipeline=self.bench.pipeline,
+            log=self.bench.log,
+            world=SimpleNamespace(clock=clock),
         )
         settings, counters = settings or ServerSettings(), Counters()
         client = ConnectedClient(1, "host:1", permissions=permissions)

@@ -103,7 +103,7 @@ class JobSite:
     def jobs(self) -> Jobs:
         context = self.service._context
         assert context is not None
-        return context.jobs
+        return context.served.jobs
 
     def keys(self) -> list[str]:
         """Return every vector id in the log, in log order, with repetitions."""

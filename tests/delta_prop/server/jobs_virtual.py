@@ -67,7 +67,7 @@ class Site:
     def jobs(self) -> Jobs:
         context = self.service._context
         assert context is not None
-        return context.jobs
+        return context.served.jobs
 
     async def stage(
         self,

@@ -218,7 +218,7 @@ def test_part_is_bound_to_its_origin_and_stream() -> None:
             valid = frame(0, part_deltas(0, 1), 1)
             await raw.send(replace(valid, stamp=Stamp(stream=1)))
             nack = await raw.until(Nack)
-            assert (nack.code, nack.sequence) == (ErrorCode.UNKNOWN_STREAM, 1)
+            assert (nack.code, nack.sequence) == (ErrorCode.WRONG_PARTITION, 1)
             await raw.send(replace(valid, sequence=2))
             await raw.until_acked(2)
             await raw.send(Subscribe(2, Hello(origins=(OriginClaim(origin_of(1)),))))

@@ -5,6 +5,7 @@ version.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,25 +168,37 @@ async def test_hello_of_a_later_version_is_refused_with_the_known_one() -> None:
 async def test_frame_for_another_partition_is_refused_and_uses_no_dot() -> None:
     elsewhere = make_origin(77, 2, 3)
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
-        await raw.hello(ORIGIN, elsewhere)
+        await raw.hello(ORIGIN)
+        await raw.send(Subscribe(2, Hello(origins=(OriginClaim(elsewhere),))))
+        assert (await raw.until(Nack)).code is ErrorCode.WRONG_PARTITION
         batch = opaque_batch(1).batch
-        for number, stamp, code in (
-            (1, Stamp(partition=3), ErrorCode.WRONG_PARTITION),
-            (2, Stamp(stream=7), ErrorCode.UNKNOWN_STREAM),
+        for number, frame in enumerate(
+            [
+                BatchFrame(0, batch, Stamp(partition=3)),
+                BatchFrame(0, batch, Stamp(stream=7)),
+                BatchFrame(0, opaque_batch(1, origin=elsewhere).batch),
+                DeltaFrame(0, Delta("a", opaque(b"1"), dot=Dot(ORIGIN, 1)), stream=7),
+                DeltaFrame(0, Delta("a", opaque(b"1"), dot=Dot(ORIGIN, 1)), partition=3),
+                DeltaFrame(0, Delta("a", opaque(b"1"), dot=Dot(elsewhere, 1))),
+                DeltaFrame(0, Delta("a", opaque(b"1")), partition=3),
+            ],
+            1,
         ):
-            await raw.send(BatchFrame(number, batch, stamp))
-            assert (await raw.until(Nack)).code is code
-        for number, stream, partition, code in (
-            (3, 7, None, ErrorCode.UNKNOWN_STREAM),
-            (4, 0, 3, ErrorCode.WRONG_PARTITION),
-        ):
-            delta = Delta("a", opaque(b"1"), dot=Dot(ORIGIN, 1))
-            await raw.send(DeltaFrame(number, delta, stream=stream, partition=partition))
-            assert (await raw.until(Nack)).code is code
+            await raw.send(replace(frame, sequence=number))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.sequence) == (ErrorCode.WRONG_PARTITION, number)
         assert p.statistics().accepted == 0
-        await raw.send(BatchFrame(5, batch), BatchFrame(6, opaque_batch(1, origin=elsewhere).batch))
-        while p.statistics().accepted < 2:
+        await raw.send(BatchFrame(9, batch))
+        while p.statistics().accepted < 1:
             await raw.until(Ack)
+
+
+async def test_hello_cannot_claim_an_origin_of_another_partition() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
+        claims = (OriginClaim(ORIGIN), OriginClaim(make_origin(77, 2, 3)))
+        await raw.send(Subscribe(1, Hello(origins=claims)))
+        nack = await raw.until(Nack)
+        assert (nack.code, nack.correlation_id) == (ErrorCode.WRONG_PARTITION, 1)
 
 
 async def test_subscription_may_name_its_partition() -> None:

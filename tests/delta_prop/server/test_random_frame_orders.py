@@ -345,4 +345,4 @@ async def check_nothing_left(service: Service, p: Propagator) -> None:
     context = service._context
     assert context is not None
     assert context.receive_budget.free_bytes == service.settings.receiving_bytes_max
-    assert not any(group.has_member for group in context.groups.statistics().values())
+    assert not any(group.has_member for group in context.served.groups.statistics().values())

@@ -35,6 +35,9 @@ class FakeService:
     def groups(self) -> list[dict[str, Any]]:
         return [{"name": "g", "offset": 3, "has_member": False, "lag": 7, "lag_s": 3.5}]
 
+    def streams(self) -> list[dict[str, Any]]:
+        return [{"name": "default", "partitions": 1}]
+
     async def poll_groups(self) -> None:
         pass
 
@@ -51,6 +54,7 @@ def test_status_follows_a_server_from_start_to_end(monkeypatch: pytest.MonkeyPat
             "server": None,
             "connections": [],
             "groups": [],
+            "streams": [],
         }
         assert server_status.sinks() == []
         server_status.propagator = propagator

@@ -237,7 +237,7 @@ _MUTANTS = (
         "every acknowledged delta is in the log, even after the log failed and was recovered",
         edit(Pipeline.check_running, "if self.stop_refusal is not None:", "if False:"),
         edit(
-            FrameDispatcher._handle_hello, "context.partition.pipeline.when_reached(answer)", "answer(None)"
+            FrameDispatcher._finish_hello, "context.partition.pipeline.when_reached(answer)", "answer(None)"
         ),
         edit(
             ProducerState.on_welcome,

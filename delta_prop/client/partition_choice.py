@@ -1,0 +1,68 @@
+"""The partition that a caller names for a client. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.bounds import check_integer, check_name
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.spec import PARTITION_BITS
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delta_prop_wire.frames import StreamDescription
+
+DEFAULT_STREAM = "default"
+STREAM_BYTES_MAX = 249
+STREAM_ID_MAX = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChoice:
+    """A partition as a caller names it, by the name of its stream, or by the stream's id.
+
+    `partition`: None for the only one of the stream.
+    """
+
+    stream: str | int = DEFAULT_STREAM
+    partition: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stream, str):
+            check_name("stream", self.stream, STREAM_BYTES_MAX)
+        else:
+            check_integer("stream", self.stream, STREAM_ID_MAX)
+        if self.partition is not None:
+            check_integer("partition", self.partition, (1 << PARTITION_BITS) - 1)
+
+    @property
+    def known(self) -> LogName | None:
+        """The partition if it is known without asking: that of the default stream, or by id; else None."""
+        if isinstance(self.stream, int):
+            return LogName(self.stream, self.partition or 0)
+        return DEFAULT_LOG if self.stream == DEFAULT_STREAM and not self.partition else None
+
+    def resolve(self, stream: StreamDescription) -> LogName:
+        """Return the partition. Raises UsageError if there is none, or if one of several must be named."""
+        number = self.partition
+        if number is None and stream.count > 1:
+            raise UsageError(
+                f"stream {stream.name!r} has {stream.count} partitions: name one with partition=…, or use "
+                "StreamProducer and StreamSubscriber for all"
+            )
+        if number is not None and number >= stream.count:
+            raise UsageError(
+                f"partition {number}: stream {stream.name!r} has {stream.count}: give 0 to {stream.count - 1}"
+            )
+        return LogName(stream.stream, number or 0)
+
+
+def stream_with_id(streams: Iterable[StreamDescription], stream_id: int) -> StreamDescription:
+    """Return the one of a service's streams that has this id. Raises UsageError."""
+    for stream in streams:
+        if stream.stream == stream_id:
+            return stream
+    raise UsageError(f"stream {stream_id}: the service has none with this id: give a name, or another id")

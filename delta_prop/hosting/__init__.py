@@ -1,0 +1,1 @@
+"""Many partitions in one process: the streams of a data directory."""

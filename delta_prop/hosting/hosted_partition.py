@@ -1,0 +1,110 @@
+"""A partition that its host opens, and closes later, in a task of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.api.propagator import Propagator
+from delta_prop.delivery.operator_worker import OperatorWorker
+from delta_prop.partition.partition import Partition
+
+if TYPE_CHECKING:
+    from delta_prop.api.settings import Settings
+    from delta_prop.platform.ports import World
+    from delta_prop_broker.catalogue.store import PartitionPlace
+    from delta_prop_broker.log.data_directory import DataDirectory
+    from delta_prop_broker.log.settings import LogSettings
+
+
+class _HostedPropagator(Propagator):
+    """A propagator whose log is one of several in an open data directory."""
+
+    def __init__(
+        self,
+        data: DataDirectory,
+        place: PartitionPlace,
+        *,
+        settings: Settings,
+        log_settings: LogSettings,
+        world: World,
+    ) -> None:
+        super().__init__(settings, world=world)
+        self._data = data
+        self._place = place
+        self._log_settings = log_settings
+
+    async def _open_partition(self, world: World) -> Partition:
+        return await Partition.open_in(self._data, self._place, self._log_settings, self.settings, world)
+
+    async def _start_operator_worker(self) -> OperatorWorker | None:
+        # Operators' requests lie at the root of the data directory, where the default partition reads them.
+        return None if self._place.state_path else await super()._start_operator_worker()
+
+
+class HostedPartition:
+    """A partition from its opening to its end. `run` is its task.
+
+    `propagator`: None unless it is open. `failure`: why it did not open, or failed to close.
+    """
+
+    def __init__(
+        self,
+        data: DataDirectory,
+        place: PartitionPlace,
+        *,
+        settings: Settings,
+        log_settings: LogSettings,
+        world: World,
+    ) -> None:
+        self.propagator: Propagator | None = None
+        self.failure: Exception | None = None
+        self.closed = anyio.Event()
+        self._propagator = _HostedPropagator(
+            data, place, settings=settings, log_settings=log_settings, world=world
+        )
+        self._opened, self._closing = anyio.Event(), anyio.Event()
+
+    @property
+    def is_closing(self) -> bool:
+        """True once it was told to close, or has failed to open."""
+        return self._closing.is_set() or self.closed.is_set()
+
+    async def run(self) -> None:
+        """Open the partition, and close it once `begin_close` was called.
+
+        Raises only if the partition ends by itself; `failure` holds other errors.
+        """
+        try:
+            async with self._propagator as propagator:
+                self.propagator = propagator
+                self._opened.set()
+                await self._closing.wait()
+                self.propagator = None
+        except Exception as failure:
+            self.failure = failure
+            if self._opened.is_set() and not self._closing.is_set():
+                raise  # a task of the partition has a defect: it must not end silently
+        finally:
+            self.propagator = None
+            self._opened.set()
+            self.closed.set()
+
+    async def wait_open(self) -> Propagator:
+        """Return the propagator once it is open. Raises what its opening raises."""
+        await self._opened.wait()
+        if self.propagator is None:
+            assert self.failure is not None
+            raise self.failure
+        return self.propagator
+
+    def begin_close(self) -> None:
+        """Have `run` close the partition; `closed` is set once it has."""
+        self._closing.set()
+
+    def alter_retention(self, log_settings: LogSettings) -> None:
+        """Retain its log's rows by these settings from now on."""
+        storage = None if self.propagator is None else self.propagator.internals().partition.storage
+        if storage is not None:
+            storage.log.alter_retention(log_settings)
