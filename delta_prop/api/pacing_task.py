@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from delta_prop.partition.partition import Partition
 
 
+IDLE_INTERVAL_S = 1.0
+"""Seconds between two steps while there is nothing to pace, so that many idle partitions cost little."""
+
+
 class PacingTask:
     """Steps the pacing of the sinks ten times a second, and wakes those that follow the pressure."""
 
@@ -21,17 +25,29 @@ class PacingTask:
         self._partition = partition
         self._sinks = sinks
         self._step_event = anyio.Event()
+        self._last_end = -1  # of the log, at the last step
 
     async def run(self) -> None:
         """Step until cancelled."""
         while True:
-            await anyio.sleep(INTERVAL_S)
+            await anyio.sleep(IDLE_INTERVAL_S if self._is_idle() else INTERVAL_S)
             now = self._partition.world.clock.now()
             self._sinks.cancel_overdue_calls(now)
             self._sinks.pacing.step(now, waiting=self._partition.pipeline.queue.depth > 0)
             self._partition.step()
             self._step_event.set()
             self._step_event = anyio.Event()
+
+    def _is_idle(self) -> bool:
+        """True if nothing was appended since the last call, nothing waits, and no sink is attached."""
+        partition, last_end = self._partition, self._last_end
+        self._last_end = partition.log.next_offset
+        return (
+            last_end == self._last_end
+            and not self._sinks.runtimes
+            and not partition.pipeline.queue.depth
+            and partition.capacity_monitor.full_resource() is None
+        )
 
     def pressure(self) -> Pressure:
         """Return the current backpressure."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from delta_prop.client.facts import find_stream
+from delta_prop.client.partition_choice import DEFAULT_STREAM, PartitionChoice
 from delta_prop.client.producer_protocol import check_staging
 from delta_prop.client.request_client import RequestClient
 from delta_prop.platform.ports import Tls
@@ -36,6 +38,8 @@ def decide(
     parts: Iterable[StagedPart] = (),
     *,
     run: int | None = None,
+    stream: str | int = DEFAULT_STREAM,
+    partition: int | None = None,
     token: str | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
@@ -44,7 +48,8 @@ def decide(
     """Decide a job: publish it (COMMIT, with all `parts` that count), drop it (ABORT), or QUERY its state.
 
     `run`: with ABORT, drop only the parts that this run of the job has staged (`attempt_of`), if any; parts
-    that another driver has staged under the same name stay. `failed`: called with the error of each failed
+    that another driver has staged under the same name stay. `stream` (its name or id), `partition`: where the
+    job was staged, as for `SyncProducer`: each partition has jobs of its own. `failed`: called with the error of each failed
     attempt. When this returns, the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …: nothing
     is decided), Unreachable (the outcome is unknown), UsageError.
     """
@@ -53,6 +58,12 @@ def decide(
         raise UsageError(
             f"job {job!r}: {len(part_list)} parts: stage up to {PARTS_MAX}, each with more deltas"
         )
+
+    targets = addresses if isinstance(addresses, str) else tuple(addresses)
+    choice = PartitionChoice(stream, partition)
+    log = choice.known
+    if log is None:
+        log = choice.resolve(find_stream(targets, str(stream), token=token, tls=tls, timeout_s=timeout_s))
 
     def resolve_retried_abort(refused: Refused) -> JobStatus | None:
         if decision is Decision.ABORT and refused.code is ErrorCode.UNKNOWN_JOB:
@@ -68,7 +79,8 @@ def decide(
         check_welcome=check_staging,
         resolve_maybe_applied=resolve_retried_abort,
         on_failure=failed,
+        log=log,
     )
-    status = client.ask(addresses, Decide(job, decision, part_list, run))
+    status = client.ask(targets, Decide(job, decision, part_list, run))
     assert isinstance(status, JobStatus)
     return status

@@ -46,7 +46,8 @@ class _HostedPropagator(Propagator):
 class HostedPartition:
     """A partition from its opening to its end. `run` is its task.
 
-    `propagator`: None unless it is open. `failure`: why it did not open, or failed to close.
+    `propagator`: None unless it is open. `failure`: why it did not open, or failed to close. `is_leaving`:
+    set before it is told to close, so that nobody begins to use it.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class HostedPartition:
         self.propagator: Propagator | None = None
         self.failure: Exception | None = None
         self.closed = anyio.Event()
+        self.is_leaving = False
         self._propagator = _HostedPropagator(
             data, place, settings=settings, log_settings=log_settings, world=world
         )
@@ -68,8 +70,8 @@ class HostedPartition:
 
     @property
     def is_closing(self) -> bool:
-        """True once it was told to close, or has failed to open."""
-        return self._closing.is_set() or self.closed.is_set()
+        """True once it leaves, was told to close, or has failed to open."""
+        return self.is_leaving or self._closing.is_set() or self.closed.is_set()
 
     async def run(self) -> None:
         """Open the partition, and close it once `begin_close` was called.
@@ -91,11 +93,10 @@ class HostedPartition:
             self._opened.set()
             self.closed.set()
 
-    async def wait_open(self) -> Propagator:
-        """Return the propagator once it is open. Raises what its opening raises."""
+    async def wait_open(self) -> Propagator | None:
+        """Return the propagator once it is open; None if it closes. Raises what its opening raises."""
         await self._opened.wait()
-        if self.propagator is None:
-            assert self.failure is not None
+        if self.propagator is None and self.failure is not None:
             raise self.failure
         return self.propagator
 

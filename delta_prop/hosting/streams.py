@@ -69,6 +69,7 @@ class Streams:
         self._custom_world = world
         self._catalogue_lock = anyio.Lock()
         self._partitions: dict[LogName, HostedPartition] = {}
+        self._pinned: set[LogName] = set()  # those that `open` has returned
         self.on_close: Callable[[LogName], Awaitable[None]] | None = None
         """Set by a server: called before a partition of a deleted stream closes."""
 
@@ -207,6 +208,7 @@ class Streams:
             partition = self._partitions.get(name)
             if partition is None:
                 continue
+            partition.is_leaving = True
             if self.on_close is not None:
                 await self.on_close(name)
             partition.begin_close()
@@ -219,26 +221,45 @@ class Streams:
 
         Raises Refused (UNKNOWN_STREAM, WRONG_PARTITION), LogCorrupted, FormatUnknown, OSError.
         """
-        return await self.open_partition(self._catalogue.require(stream), partition)
+        found = self._catalogue.require(stream)
+        propagator = await self.open_partition(found, partition)
+        self._pinned.add(LogName(found.stream_id, partition))
+        return propagator
 
     async def open_partition(self, stream: Stream, number: int) -> Propagator:
-        """Return the propagator of a partition of a stream of the catalogue. Raises as `open`."""
+        """Return the propagator of a partition of a stream of the catalogue, until `release`.
+
+        Raises as `open`.
+        """
         check_partition(stream, number)
         name = LogName(stream.stream_id, number)
+        while True:
+            while (partition := self._partitions.get(name)) is not None and partition.is_closing:
+                await partition.closed.wait()  # two open logs would write the same files
+                await anyio.lowlevel.checkpoint()
+            stream = self._catalogue.find(stream.stream_id)  # it may have been altered or deleted meanwhile
+            if partition is None:
+                partition = self._partitions[name] = self._new_partition(stream, number)
+                self._tasks.start_soon(self._host, name, partition)
+            propagator = await partition.wait_open()
+            if propagator is not None:
+                return propagator
+
+    def _new_partition(self, stream: Stream, number: int) -> HostedPartition:
+        return HostedPartition(
+            self._data,
+            place_of(stream, number),
+            settings=self.settings,
+            log_settings=stream.settings.log_settings(self._log_settings),
+            world=self._partition_world,
+        )
+
+    async def release(self, name: LogName) -> None:
+        """Close a partition that a server no longer needs, unless `open` has returned it to a program."""
         partition = self._partitions.get(name)
-        if partition is None or partition.is_closing:
-            partition = self._partitions[name] = HostedPartition(
-                self._data,
-                place_of(stream, number),
-                settings=self.settings,
-                log_settings=stream.settings.log_settings(self._log_settings),
-                world=self._partition_world,
-            )
-            self._tasks.start_soon(self._host, name, partition)
-        propagator = await partition.wait_open()
-        if self._catalogue.streams.get(stream.name) is None:  # deleted meanwhile
-            self._catalogue.find(stream.stream_id)
-        return propagator
+        if partition is not None and name not in self._pinned:
+            partition.begin_close()
+            await partition.closed.wait()
 
     async def _host(self, name: LogName, partition: HostedPartition) -> None:
         try:

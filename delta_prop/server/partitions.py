@@ -1,13 +1,13 @@
 """The partitions that a server serves: found by their names, opened at their first use, checked in requests.
 
-A connection works with one partition at a time: the one that its first claim or subscription names.
+A connection works with one partition at a time: the one that its hello names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -59,6 +59,9 @@ class ServedStreams(Protocol):
     async def open_partition(self, stream: Stream, number: int) -> Propagator:
         """Return the propagator of a partition, opened if need be. Raises DeltaPropError, OSError."""
 
+    async def release(self, name: LogName) -> None:
+        """Close a partition that `open_partition` has returned, if nobody else uses it."""
+
     async def create(
         self,
         name: str,
@@ -92,6 +95,9 @@ class SingleStream:
         check_partition(stream, number)
         return self._propagator
 
+    async def release(self, name: LogName) -> None:
+        """Do nothing: the propagator belongs to the program."""
+
     async def create(self, name: str, partitions: int = 1, **_options: Any) -> Stream:
         raise _unsupported()
 
@@ -118,7 +124,7 @@ class PartitionClients(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ServedPartition:
-    """An open partition, with what connections share about it."""
+    """An open partition, with what connections share about it. `used_at`: when a connection last used it."""
 
     name: LogName
     stream: str
@@ -128,15 +134,25 @@ class ServedPartition:
     groups: Groups
     jobs: Jobs
     pressure: ServicePressure
-    scope: anyio.CancelScope
+    used_at: float
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
 
     async def run(self, clients: PartitionClients) -> None:
         """Run the tasks of the groups and the jobs, and report backpressure, until cancelled by `scope`."""
-        with self.scope:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.groups.run)
-                tasks.start_soon(self.jobs.run)
-                tasks.start_soon(self._report_pressure, clients)
+        try:
+            with self.scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self.groups.run)
+                    tasks.start_soon(self.jobs.run)
+                    tasks.start_soon(self._report_pressure, clients)
+        finally:
+            self.ended.set()
+
+    async def end(self) -> None:
+        """End the tasks, once groups and jobs have stored what they know."""
+        self.scope.cancel()
+        await self.ended.wait()
 
     async def _report_pressure(self, clients: PartitionClients) -> None:
         last_level = PressureLevel.OK
@@ -227,7 +243,7 @@ class Partitions:
                 Groups(partition.disk, partition.log, partition.world),
                 Jobs(partition, self._settings),
                 ServicePressure(),
-                anyio.CancelScope(),
+                partition.world.clock.now(),
             )
             if internals.operator_worker is not None:
                 internals.operator_worker.reset_group = served.groups.reset
@@ -246,11 +262,27 @@ class Partitions:
             async with explain_open_failure(name):
                 await self.open(name)
 
-    def drop(self, name: LogName) -> None:
-        """Forget a partition that closes."""
-        served = self._served.pop(name, None)
-        if served is not None:
-            served.scope.cancel()
+    def forget(self, name: LogName) -> ServedPartition | None:
+        """Return a partition that closes; from now on a hello that names it waits until it opens again."""
+        return self._served.pop(name, None)
+
+    def close_unused(self, used: Set[LogName], now: float) -> None:
+        """Close the partitions that no connection has worked with for `partition_idle_s`."""
+        for name, served in self._served.items():
+            if name in used or served is self.default or served.jobs.counts.active:
+                served.used_at = now
+            elif now - served.used_at > self._settings.partition_idle_s and name not in self._opening:
+                self._opening[name] = anyio.Event()
+                self._tasks.start_soon(self._close, name)
+
+    async def _close(self, name: LogName) -> None:
+        try:
+            served = self.forget(name)
+            if served is not None:
+                await served.end()
+            await self.streams.release(name)
+        finally:
+            self._opening.pop(name).set()
 
 
 def _range_of(served: ServedPartition) -> PartitionRange:

@@ -198,7 +198,7 @@ class Service:
     async def _close_partition(self, name: LogName) -> None:
         """End the connections that work with a partition, before it closes."""
         assert self._context is not None
-        self._context.partitions.drop(name)
+        served = self._context.partitions.forget(name)
         for handler in self._handlers_of(name):
             handler.close(Nack.of(0, partition_closing()))
         with anyio.move_on_after(_CLOSE_TIMEOUT_S):
@@ -206,6 +206,8 @@ class Service:
                 await anyio.sleep(DRAIN_POLL_S)
         for handler in self._handlers_of(name):
             handler.abort()
+        if served is not None:
+            await served.end()
 
     def _handlers_of(self, name: LogName) -> list[ConnectionHandler]:
         return [handler for handler in self._handlers.values() if handler.partition_name == name]
@@ -223,6 +225,8 @@ class Service:
             due = now + CHECK_INTERVAL_S
             await anyio.sleep(CHECK_INTERVAL_S)
             now = context.clock.now()
+            used = {handler.partition_name for handler in self._handlers.values()}
+            context.partitions.close_unused(used, now)
             for handler in list(self._handlers.values()):
                 try:
                     handler.check(now, stalled_s=max(now - due, 0.0))

@@ -60,6 +60,7 @@ class ServerSettings:
     staged_bytes_max: int = 16 * 1024 * MIB
     job_decision_timeout_s: float = 86_400.0
     job_name_retention_s: float = 604_800.0
+    partition_idle_s: float = 60.0
 
     def __post_init__(self) -> None:
         for setting in fields(self):

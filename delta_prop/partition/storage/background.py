@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 COMPACTION_POLL_S, COMPACTION_RETRY_S, COMPACTION_PAUSE_S = 0.25, 10.0, 0.001
+COMPACTION_IDLE_S = 1.0
+"""Seconds between two checks while nothing is appended; rows still come of age."""
 COMPRESSION_POLL_S, COMPRESSION_RETRY_S, COMPRESSION_PAUSE_S = 1.0, 60.0, 0.01
 """Seconds between two checks for work, after a failure, and between two steps."""
 
@@ -33,10 +35,11 @@ async def compact(log: DurableLog, world: World, committer: Committer) -> None:
     if not log.settings.compact:
         return
     async with world.background_thread() as threads:
-        wait_s = COMPACTION_POLL_S
+        wait_s, end = COMPACTION_POLL_S, log.next_offset
         while True:
             await anyio.sleep(wait_s)
-            wait_s = COMPACTION_POLL_S
+            wait_s = COMPACTION_IDLE_S if log.next_offset == end else COMPACTION_POLL_S
+            end = log.next_offset
             compaction = log.take_compaction()
             if compaction is None:
                 continue

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from delta_prop import Propagator
+from delta_prop.hosting.streams import Streams
+from delta_prop.partition.partition import Partition
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.corruption import LogBusy
 from delta_prop_broker.segments.paths import DIRECTORY, STREAMS
@@ -18,13 +21,14 @@ from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create, origin_partition
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import LogName
 from tests.delta_prop.hosting.hosts import NO_RESERVE, hosting, keys_in, publish
 from tests.full_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from delta_prop.hosting.streams import Streams
+    from delta_prop_broker.catalogue.store import PartitionPlace
 
 
 def test_partitions_are_independent_logs() -> None:
@@ -227,6 +231,51 @@ def test_altered_compression_reopens_the_partitions_with_their_rows() -> None:
             assert p is not old
             await publish(p, "c")
             assert keys_in(p) == ["a", "c"]
+
+    run_virtual(main)
+
+
+def test_partition_is_never_open_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_open: Counter[str] = Counter()
+    original = Partition.open_in.__func__  # type: ignore[attr-defined]
+    close = Partition.close
+
+    async def open_in(cls: type[Partition], data: object, place: PartitionPlace, *more: object) -> Partition:
+        is_open[place.log_path] += 1
+        assert is_open[place.log_path] == 1
+        partition: Partition = await original(cls, data, place, *more)
+        return partition
+
+    async def close_and_count(self: Partition) -> None:
+        await close(self)
+        is_open[f"{STREAMS}/orders-1/{self.name.partition}" if self.name.stream else DIRECTORY] -= 1
+
+    monkeypatch.setattr(Partition, "open_in", classmethod(open_in))
+    monkeypatch.setattr(Partition, "close", close_and_count)
+
+    async def main() -> None:
+        world = virtual_world(1, thread_delay_s_max=0.05, disk=SimDisk(1))
+        async with Streams(data="data", log=NO_RESERVE, world=world) as streams:
+            stream = await streams.create("orders", 2)
+
+            async def use(number: int) -> None:
+                for _ in range(20):
+                    with suppress(Refused, UsageError):
+                        await publish(await streams.open_partition(stream, number % 2), "row")
+                    await anyio.sleep(0.01)
+                    if number == 5:
+                        await streams.release(LogName(1, 1))
+
+            async def alter() -> None:
+                for number in range(10):
+                    await streams.alter("orders", {"compress": ("lz4", "none")[number % 2]})
+                    await anyio.sleep(0.02)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(6):
+                    tasks.start_soon(use, number)
+                tasks.start_soon(alter)
+        assert not +is_open
 
     run_virtual(main)
 

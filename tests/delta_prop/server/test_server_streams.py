@@ -441,3 +441,27 @@ def test_groups_of_partitions_have_cursors_of_their_own() -> None:
             assert groups == {("orders", 0, "g"), ("orders", 1, "g")}
 
     run_virtual(main)
+
+
+def test_unused_partition_closes_and_opens_again_with_its_rows_and_groups() -> None:
+    async def main() -> None:
+        async with serving(SimDisk(1)) as host:
+            await host.streams.create("orders", 1)
+            more: dict[str, Any] = {"stream": "orders", "world": host.world}
+            async with Producer("server", name="p", **more) as p:
+                for number in range(3):
+                    await p.publish(Delta(f"v{number}", opaque(b"x")))
+                await anyio.sleep(200)
+                assert (1, 0) in host.streams.open_partitions(), "a connection uses it"
+            async with Subscriber("server", "*", group="g", **more) as s:
+                assert (await anext(s)).delta.vector_id == "v0"
+                assert (await anext(s)).delta.vector_id == "v1"
+            await anyio.sleep(70)
+            assert [*host.streams.open_partitions()] == [(0, 0)]
+            async with Subscriber("server", "*", group="g", **more) as s:
+                assert (await anext(s)).delta.vector_id == "v1", "the last one was not acknowledged"
+            async with Producer("server", name="p", **more) as p:
+                ack = await p.publish(Delta("v3", opaque(b"x")))
+                assert ack.offset == 3
+
+    run_virtual(main)
