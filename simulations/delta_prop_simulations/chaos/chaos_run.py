@@ -239,7 +239,9 @@ class ChaosRun:
         )
 
     def _add_client(self, client: Writer | Reader, node: str) -> None:
-        self.clients.append(ClientHost(self._make_machine(client.name), client, f"{node}:{PORT}"))
+        (partition,) = (one.partition for one in self.plan.nodes if one.name == node)
+        machine = self._make_machine(client.name)
+        self.clients.append(ClientHost(machine, client, f"{node}:{PORT}", partition))
 
     def outcome(self, violation: Violation | None) -> Outcome:
         """Return the outcome of the run."""

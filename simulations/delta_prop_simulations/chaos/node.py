@@ -6,7 +6,8 @@ the process is restarted, as a supervisor would do. A service is the production 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from anyio.abc import TaskGroup
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import ClientSettings, ForwardLink
 from delta_prop.delivery.feed_state import FeedState
+from delta_prop.hosting.streams import Streams
 from delta_prop.platform.ports import World
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink
+from delta_prop_simulations.chaos.neighbours import STREAM, serve_partition
 from delta_prop_simulations.chaos.plan import Knobs, NodePlan, SinkPlan
 from delta_prop_simulations.chaos.sinks import KINDS, CountedIndex, ModelSink, SinkFaults
 from delta_prop_simulations.chaos.violation import Violation
@@ -145,13 +148,17 @@ class Host:
 class ClientHost(Host):
     """A producer or a subscriber, which runs on a machine of its own until its work is done."""
 
-    def __init__(self, machine: Machine, client: Writer | Reader, address: str) -> None:
+    def __init__(
+        self, machine: Machine, client: Writer | Reader, address: str, partition: int | None
+    ) -> None:
+        """`partition`: that of the work, if the node serves streams."""
         super().__init__(machine)
         self.client = client
         self._address = address
+        self._log: dict[str, Any] = {} if partition is None else {"stream": STREAM, "partition": partition}
 
     async def run_process(self, world: World, process: Process) -> None:
-        await self.client.run(world, [self._address])
+        await self.client.run(world, [self._address], **self._log)
 
 
 def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
@@ -223,6 +230,7 @@ class Node(Host):
             if sink.kind in KINDS
         }
         self._embedded = embedded
+        self._neighbours_rng = seed.stream("neighbours")
         self._is_healed = False
         self._oracle = oracle
         self._previous_ending: str | None = None
@@ -231,12 +239,7 @@ class Node(Host):
     async def run_process(self, world: World, process: Process) -> None:
         """Open the service, attach its sinks, and serve until `stop`."""
         self._stop = anyio.Event()
-        async with Propagator(
-            Settings(**self.plan.settings),  # type: ignore[arg-type]
-            data=None if self.plan.log is None else "data",
-            log=_log_settings(self.plan),
-            world=world,
-        ) as propagator:
+        async with self._open(world) as (propagator, source):
             if process.has_ended:  # killed while the log opened; its successor may serve already
                 return
             self._oracle.note_start(self.name, propagator, self._previous_ending)
@@ -248,11 +251,24 @@ class Node(Host):
                 await self._forward(other, world)
             if self._is_healed:
                 self.resume_paused()
-            await self._serve(propagator, process)
+            await self._serve(propagator, source, process)
             self.propagator = None
 
-    async def _serve(self, propagator: Propagator, process: Process) -> None:
-        service = Service(propagator, _server_settings(self.name, self.plan.server))
+    @asynccontextmanager
+    async def _open(self, world: World) -> AsyncIterator[tuple[Propagator, Propagator | Streams]]:
+        """Yield the propagator of the work, and what the service serves."""
+        settings, log = Settings(**self.plan.settings), _log_settings(self.plan)  # type: ignore[arg-type]
+        if self.plan.partition is None or log is None:
+            data = None if log is None else "data"
+            async with Propagator(settings, data=data, log=log, world=world) as propagator:
+                yield propagator, propagator
+        else:
+            number, rng = self.plan.partition, self._neighbours_rng
+            async with serve_partition(number, settings, log, world, rng) as opened:
+                yield opened
+
+    async def _serve(self, propagator: Propagator, source: Propagator | Streams, process: Process) -> None:
+        service = Service(source, _server_settings(self.name, self.plan.server))
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)
             self.service = service

@@ -59,6 +59,7 @@ class NodePlan:
     """A service on its machine. `log`, `settings`, `server`: fields of LogSettings, Settings and
     ServerSettings; if `log` is None, the log is in memory. `threads`, `drift`, `jumps`: faults of its
     threads and its clock; a jump is (time, seconds added to the clock). `forward_to`: names of other nodes.
+    `partition`: it serves streams, and its work is in this partition of one; None: it serves a propagator.
     """
 
     name: str
@@ -70,6 +71,7 @@ class NodePlan:
     drift: float = 0.0
     jumps: tuple[tuple[float, float], ...] = ()
     server: Knobs = field(default_factory=dict)
+    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ def _node(data: Mapping[str, Any]) -> NodePlan:
 
 
 SECONDS_MAX = 600.0
+PARTITIONS_MAX = 3
 NODES_MAX, CLIENTS_MAX, STRIKES_MAX = 8, 32, 1_000
 DELTAS_MAX, BURST_MAX = 10_000, 1_000
 KINDS = ("transactional", "plain", "volatile", "rebuildable", "cache", "index")
@@ -203,6 +206,10 @@ def _check_node(path: str, node: NodePlan, nodes: Sequence[str]) -> None:
         _check_number(f"{path}.jumps", at_s, 0.0, SECONDS_MAX)
         _check_number(f"{path}.jumps", by_s, -1e6, 1e6)
     _check_number(f"{path}.drift", node.drift, -1.0, 1_000.0)
+    if node.partition is not None:
+        _check_number(f"{path}.partition", node.partition, 0, PARTITIONS_MAX - 1)
+        if node.log is None or len(nodes) > 1:
+            raise UsageError(f"{path}.partition: the only node, with a log, may serve streams: leave it out")
 
 
 def _check_writer(path: str, writer: WriterPlan, nodes: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from delta_prop_simulations.chaos.plan import (
+    PARTITIONS_MAX,
     Knobs,
     NodePlan,
     Plan,
@@ -29,6 +30,8 @@ _LARGE_BYTES = 1 << 24
 _WRITING_S = DURATION_S * 0.8
 _LONG_CUT_SHARE = 0.15
 """The share of plans with several services that get a long network cut."""
+_PARTITION_SHARE = 0.4
+"""The share of plans with one service on disk that serves streams."""
 _HOT_INDEX = SinkPlan("index-hot", "index")
 _PATIENCE_S = (20.0, 0.3)
 """Timeouts of publishing: one is long enough for a log to be recovered meanwhile, the other is not."""
@@ -57,9 +60,19 @@ def draw(number: int) -> Plan:
         duration_s=DURATION_S,
         power_cut_at_end=not in_memory and lossy and rng.random() < 0.7,
     )
+    if node_count == 1 and not in_memory:
+        plan = _with_partition(plan, seed.stream("partition"))
     cut_rng = seed.stream("apart")
     has_long_cut = node_count > 1 and cut_rng.random() < _LONG_CUT_SHARE
     return _with_long_cut(plan, cut_rng) if has_long_cut else plan
+
+
+def _with_partition(plan: Plan, rng: Random) -> Plan:
+    """Return the plan, for some with the work in a partition of a stream."""
+    if rng.random() >= _PARTITION_SHARE:
+        return plan
+    (node,) = plan.nodes
+    return replace(plan, nodes=(replace(node, partition=rng.randrange(PARTITIONS_MAX)),))
 
 
 def _with_long_cut(plan: Plan, rng: Random) -> Plan:

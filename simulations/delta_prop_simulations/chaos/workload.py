@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.rng import Random
 
     Publish: TypeAlias = Callable[..., Awaitable[PublishAck]]
-    from delta_prop.client.subscriber import StartPosition
+    from delta_prop.client.positions import StartPosition
 
 RETRY_S = 0.05
 NUMBERED_SHARE = 0.6
@@ -130,12 +130,12 @@ class Writer:
                     await self._publish_all(propagator.publish, takes_level=True)
             await anyio.sleep(RETRY_S)
 
-    async def run(self, world: World, addresses: str | Sequence[str]) -> None:
+    async def run(self, world: World, addresses: str | Sequence[str], **log: Any) -> None:
         """Run in a process of its own until all deltas have an outcome."""
         while not self.is_done:
             with suppress(Refused, OSError, UsageError):  # UsageError: the log was in memory, and is lost
                 async with RemoteProducer(
-                    addresses, name=self.name, ack_level=self._level, settings=CLIENT, world=world
+                    addresses, name=self.name, ack_level=self._level, settings=CLIENT, world=world, **log
                 ) as producer:
                     if self._is_numbered:
                         await self._offer_numbered_remotely(producer)
@@ -386,11 +386,11 @@ class Reader:
         """The offset after the saved rows, in the log that was read last."""
         return self.sessions[-1].saved_end if self.sessions else 0
 
-    async def run(self, world: World, addresses: str | Sequence[str]) -> None:
+    async def run(self, world: World, addresses: str | Sequence[str], **log: Any) -> None:
         """Read until cancelled, and reconnect after errors."""
         while True:
             try:
-                await self._read(world, addresses)
+                await self._read(world, addresses, log)
             except Refused as refusal:
                 if refusal.code in _LOST_CURSOR_CODES:  # the removed rows cannot be read
                     self._saved_cursor, self._is_from_start = None, True
@@ -400,7 +400,7 @@ class Reader:
                 pass
             await anyio.sleep(READ_RETRY_S)
 
-    async def _read(self, world: World, addresses: str | Sequence[str]) -> None:
+    async def _read(self, world: World, addresses: str | Sequence[str], log: dict[str, Any]) -> None:
         start: StartPosition | None = self._saved_cursor or "earliest"
         if self.plan.group and not self._is_from_start:
             start = None
@@ -414,6 +414,7 @@ class Reader:
             name=self.name,
             settings=CLIENT,
             world=world,
+            **log,
         ) as subscriber:
             session = ReadSession(None if self.plan.group else self._saved_cursor, self._is_from_start)
             self.sessions.append(session)
