@@ -443,7 +443,7 @@ def test_groups_of_partitions_have_cursors_of_their_own() -> None:
     run_virtual(main)
 
 
-def test_unused_partition_closes_and_opens_again_with_its_rows_and_groups() -> None:
+def test_unused_partition_closes_until_its_next_use() -> None:
     async def main() -> None:
         async with serving(SimDisk(1)) as host:
             await host.streams.create("orders", 1)
