@@ -19,7 +19,7 @@ from delta_prop_broker.catalogue.stream import Stream
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import Description, StreamChange, StreamDescription
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream
+from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -100,6 +100,12 @@ def delete(options: Namespace) -> int | Coroutine[Any, Any, int]:
     return _change(options, DeleteStream(options.name, options.dry_run), "deleted")
 
 
+def truncate(options: Namespace) -> int | Coroutine[Any, Any, int]:
+    """Remove the rows of a partition below an offset. Raises Refused, UsageError, LogBusy, OSError."""
+    request = TruncateStream(options.name, options.before, options.partition, options.dry_run)
+    return _change(options, request, "truncated")
+
+
 def _change(options: Namespace, request: StreamChange, done: str) -> int | Coroutine[Any, Any, int]:
     source = source_of(options)
     if isinstance(source, str):
@@ -122,8 +128,12 @@ async def _change_in_directory(options: Namespace, data: str, request: StreamCha
                 )
             case AlterStream():
                 stream = await streams.alter(request.name, request.settings, dry_run=request.dry_run)
-            case _:
+            case DeleteStream():
                 stream = await streams.delete(request.name, dry_run=request.dry_run)
+            case TruncateStream():
+                stream = await streams.truncate(
+                    request.name, request.before, request.partition, dry_run=request.dry_run
+                )
     _report(options, _to_row(stream), done)
     return OK
 
@@ -212,4 +222,11 @@ def _parse_value(text: str) -> bool | int | float | str | None:
     return text
 
 
-VERBS = {"list": list_streams, "show": show, "create": create, "alter": alter, "delete": delete}
+VERBS = {
+    "list": list_streams,
+    "show": show,
+    "create": create,
+    "alter": alter,
+    "delete": delete,
+    "truncate": truncate,
+}

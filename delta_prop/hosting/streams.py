@@ -195,6 +195,21 @@ class Streams:
                     )
             return stream
 
+    async def truncate(self, name: str, before: int, partition: int = 0, *, dry_run: bool = False) -> Stream:
+        """Remove the rows of a partition below the offset `before`, in the background; return the stream.
+
+        Whole segments are removed, once no sink needs them; a compacted stream keeps the latest state of each
+        vector in its snapshot. Raises Refused (UNKNOWN_STREAM, WRONG_PARTITION), UsageError, OSError.
+        """
+        stream = self._catalogue.require(name)
+        storage = (await self.open_partition(stream, partition)).internals().partition.storage
+        assert storage is not None
+        if not dry_run:
+            storage.log.truncate(before)
+            storage.log.retain()
+            storage.committer.notify()
+        return stream
+
     async def _adopt(self, catalogue: Catalogue, *, dry_run: bool) -> None:
         if catalogue is self._catalogue or dry_run:
             return

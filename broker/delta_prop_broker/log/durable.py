@@ -552,6 +552,18 @@ class DurableLog:
         )
         self._retention.alter(self.settings)
 
+    def truncate(self, before: int) -> None:
+        """Remove the rows below `before`, as far as whole segments go and no holder needs them.
+
+        They are removed in the background: first a snapshot of them is made, if the log is compacted. A crash
+        may interrupt it; then call it again. Raises UsageError for an offset that is not durable yet.
+        """
+        if not 0 <= before <= self.synced:
+            raise UsageError(f"offset {before}: give 0 to {self.synced}, the end of the durable rows")
+        if before == self.next_offset and self._can_write:
+            self._appender.seal()
+        self._retention.truncate(before)
+
     def retain(self) -> int:
         """Remove old segments, by size and age, unless a holder needs them; return their number.
 

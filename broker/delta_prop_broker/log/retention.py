@@ -61,6 +61,10 @@ class Retention:
         self._settings = settings
         self.planner.alter(settings)
 
+    def truncate(self, before: int) -> None:
+        """Let `retain` remove all segments that end up to this offset."""
+        self.planner.truncate_before = max(self.planner.truncate_before, before)
+
     # --- shares and removal
 
     def used_share(self, offset: int) -> float:
@@ -87,8 +91,10 @@ class Retention:
         removed: list[Segment] = []
         floor = self._floor(self.holders.floor(self._marks.next_offset))
         while self._can_remove(floor):
-            too_old = seen_us - self._segments.all[0].seen_last_us > settings.retention_s * 1e6
-            if not (too_old or self.bytes > settings.retention_bytes or settings.compact):
+            oldest = self._segments.all[0]
+            too_old = seen_us - oldest.seen_last_us > settings.retention_s * 1e6
+            is_truncated = oldest.end <= self.planner.truncate_before
+            if not (is_truncated or too_old or self.bytes > settings.retention_bytes or settings.compact):
                 break
             removed.append(self._remove())
         self._note_removed(removed)

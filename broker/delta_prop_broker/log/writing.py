@@ -561,6 +561,12 @@ class LogAppender:
         if attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
             self._queue.wants_sync = True
 
+    def seal(self) -> None:
+        """Seal the last segment with the next commit, if it has rows."""
+        last = self._segments.last
+        if last is not None and last.size:
+            self._active_segment.begin(offset=self._marks.next_offset, seen_us=self._clock.poll())
+
     def roll(self) -> bool:
         """Seal the last segment with the next commit if it is old; return True if so."""
         last = self._segments.last

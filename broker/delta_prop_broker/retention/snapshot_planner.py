@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class SnapshotPlanner:
     """Finds the snapshot of one log, `present`, and plans the next one.
 
-    `corruption`: the error of a snapshot that cannot be used; then no row is removed, and no snapshot made.
+    `truncate_before`: segments that end up to this offset are due. `corruption`: the error of a snapshot that
+    cannot be used; then no row is removed, and no snapshot made.
     """
 
     def __init__(self, disk: Disk, directory: str, *, settings: LogSettings, holders: Holders) -> None:
@@ -31,6 +32,7 @@ class SnapshotPlanner:
         self.snapshots_made = 0
         self.corruption: LogCorrupted | None = None
         self.is_running = False
+        self.truncate_before = 0
         self._disk = disk
         self._directory = directory
         self._settings = settings
@@ -96,10 +98,11 @@ class SnapshotPlanner:
         return "the newest rows are not written yet"
 
     def is_due(self, segment: Segment, seen_us: int, held_bytes: int) -> bool:
-        """Return True if a segment is older than the time-travel window, or the log has too many bytes."""
+        """Return True if a segment is to be truncated, too old for time travel, or the log too large."""
         settings = self._settings
         return (
-            seen_us - segment.seen_last_us > settings.delta_retention_s * 1e6
+            segment.end <= self.truncate_before
+            or seen_us - segment.seen_last_us > settings.delta_retention_s * 1e6
             or held_bytes > settings.compact_from_bytes
         )
 
@@ -124,7 +127,8 @@ class SnapshotPlanner:
                 ranges.append(SegmentRange(segment.path, segment.base, segment.end))
                 size += segment.size
         is_short = held_bytes > (self._settings.compact_from_bytes + self._settings.bytes_max) // 2
-        if not ranges or (size * 2 < present.bytes and not is_short):
+        is_truncation = bool(ranges) and ranges[0].end <= self.truncate_before
+        if not ranges or (size * 2 < present.bytes and not is_short and not is_truncation):
             return None
         self.is_running = True
         return Compaction(

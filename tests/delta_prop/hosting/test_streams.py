@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,7 +18,7 @@ from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.corruption import LogBusy
 from delta_prop_broker.segments.paths import DIRECTORY, STREAMS
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
-from delta_prop_sinks import CallbackSink
+from delta_prop_sinks import CacheSink, CallbackSink
 from delta_prop_wire.delta import Delta, create, origin_partition
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -302,6 +303,95 @@ def test_deleted_stream_leaves_no_file_and_its_name_starts_anew() -> None:
             assert keys_in(await streams.open("orders")) == []
 
     run_virtual(main)
+
+
+SEGMENTED = replace(NO_RESERVE, segment_bytes_max=2_000, compact=False)
+
+
+async def fill(streams: Streams, count: int = 60) -> Propagator:
+    await streams.create("orders", 2)
+    p = await streams.open("orders", 1)
+    for number in range(count):
+        await publish(p, f"v{number % 10}")
+    return p
+
+
+@pytest.mark.parametrize("before", [0, 17, 40, 60])
+def test_truncation_removes_whole_segments_below_the_offset(before: int) -> None:
+    disk = SimDisk(1)
+
+    async def main() -> None:
+        async with hosting(disk, log=SEGMENTED) as streams:
+            p = await fill(streams)
+            await streams.truncate("orders", before, 1, dry_run=True)
+            await anyio.sleep(5)
+            assert start_of(p) == 0
+            await streams.truncate("orders", before, 1)
+            await anyio.sleep(5)
+            assert before - 20 < start_of(p) <= before
+            assert start_of(p) == before or before not in (0, 60)
+            assert keys_in(p) == [f"v{number % 10}" for number in range(start_of(p), 60)]
+            await publish(p, "next")
+        async with hosting(disk, 2, log=SEGMENTED) as streams:
+            p = await streams.open("orders", 1)
+            assert keys_in(p)[-1] == "next"
+            assert p.statistics().log.next_offset == 61
+
+    run_virtual(main)
+
+
+def test_truncation_waits_for_a_sink_that_needs_the_rows() -> None:
+    async def main() -> None:
+        async with hosting(SimDisk(1), log=SEGMENTED) as streams:
+            p = await fill(streams)
+            seen: list[int] = []
+            await p.attach(
+                CallbackSink(lambda offset, delta: seen.append(offset), name="slow"), start="earliest"
+            )
+            p.pause("slow")
+            await streams.truncate("orders", 60, 1)
+            await anyio.sleep(5)
+            assert start_of(p) < 60
+            p.resume("slow")
+            await anyio.sleep(5)
+            assert start_of(p) == 60
+            assert seen == [*range(60)]
+
+    run_virtual(main)
+
+
+def test_truncated_compacted_stream_keeps_the_latest_states() -> None:
+    async def main() -> None:
+        async with hosting(SimDisk(1), log=replace(SEGMENTED, compact=True)) as streams:
+            p = await fill(streams)
+            await streams.truncate("orders", 60, 1)
+            await anyio.sleep(5)
+            assert start_of(p) == 60
+            cache = await p.attach(CacheSink(name="cache"), start="earliest", rebuild=True)
+            await p.wait_visible(60, sinks=["cache"], timeout_s=10)
+            for number in range(10):
+                state = await cache.get("default", f"v{number}")
+                assert state is not None
+                assert state.data == f"v{number}".encode()
+
+    run_virtual(main)
+
+
+def test_truncation_beyond_the_end_is_refused() -> None:
+    async def main() -> None:
+        async with hosting(SimDisk(1), log=SEGMENTED) as streams:
+            await fill(streams, 3)
+            for offset in (-1, 4):
+                with pytest.raises(UsageError, match="give 0 to 3"):
+                    await streams.truncate("orders", offset, 1)
+            with pytest.raises(Refused):
+                await streams.truncate("orders", 0, 2)
+
+    run_virtual(main)
+
+
+def start_of(p: Propagator) -> int:
+    return p.statistics().log.start_offset
 
 
 class Changes:
