@@ -6,7 +6,7 @@ Standard output gets exactly one line, once clients are accepted; all else goes 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from delta_prop.calls.refusals import ForeignSinkData
 from delta_prop.commands.configure import load
 from delta_prop.commands.server_logging import write_logs_to
 from delta_prop.commands.startup import ServerParts, check_startup, explain_listen_failure
-from delta_prop.configuration import Configuration
+from delta_prop.configuration import Attachment, Configuration, configs_of_partition, make_sinks
 from delta_prop.configuration.values import with_path
 from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.hosting.streams import Streams
@@ -31,6 +31,7 @@ from delta_prop.platform.world import real_world
 from delta_prop.server.http import HttpPort
 from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.service import Service
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
 from delta_prop_broker.segments.paths import FORMAT_PATH, LOCK_PATH
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import DeltaPropError, UsageError
@@ -201,14 +202,16 @@ class _ServerRun:
                 try:
                     await self._serve_streams(streams, p, http_port, keep_directory)
                 finally:
-                    self._server_status.propagator = None
+                    self._server_status.propagator = self._server_status.streams_open = None
 
     async def _serve_streams(
         self, streams: Streams, p: Propagator, http_port: int, keep_directory: Callable[[], None]
     ) -> None:
         configuration = self._configuration
         with p.internals().sinks.attach_together():
-            await self._attach(p)
+            await self._attach(p, [one for one in self._sinks if one.config.stream == DEFAULT_STREAM])
+        await self._attach_to_partitions(streams)
+        self._server_status.streams_open = streams
         service = Service(streams, configuration.server, access=self._access, tls=configuration.served_tls)
         async with anyio.create_task_group() as tasks:
             with explain_listen_failure("port", configuration.server.host):
@@ -217,11 +220,26 @@ class _ServerRun:
             keep_directory()
             self._report_ready(address.port, http_port, p)
 
-    async def _attach(self, propagator: Propagator) -> None:
-        """Attach all sinks. Raises one SinkDataMismatch with the fix for all of them."""
+    async def _attach_to_partitions(self, streams: Streams) -> None:
+        """Attach the sinks of other streams than the default one, to each of their partitions."""
+        sinks = self._configuration.sinks
+        for name in dict.fromkeys(config.stream for config in sinks if config.stream != DEFAULT_STREAM):
+            if name not in streams.catalogue.streams:
+                data = quote(str(self._configuration.data))
+                command = f"delta-prop streams create {quote(name)} --data {data}"
+                raise UsageError(f"sinks: stream {name!r} does not exist: create it first, with `{command}`")
+            count = streams.catalogue.require(name).partitions
+            for number in range(count):
+                attachments = make_sinks(configs_of_partition(sinks, name, number, count))
+                propagator = await streams.open(name, number)
+                with propagator.internals().sinks.attach_together():
+                    await self._attach(propagator, attachments)
+
+    async def _attach(self, propagator: Propagator, attachments: Sequence[Attachment]) -> None:
+        """Attach sinks of a partition. Raises one SinkDataMismatch with the fix for all of them."""
         remembered = propagator.internals().sinks.cursors.names
         refusals: dict[str, ForeignSinkData] = {}
-        for attachment in self._sinks:
+        for attachment in attachments:
             config = attachment.config
             try:
                 await attachment.attach(propagator, remembered)
@@ -233,7 +251,7 @@ class _ServerRun:
                 if not refusals:  # else a refused sink may be the reason
                     raise
         if refusals:
-            configs = [attachment.config for attachment in self._sinks]
+            configs = [attachment.config for attachment in attachments]
             paths = {config.name: config.path for config in configs if hasattr(config, "path")}
             raise SinkDataMismatch(refusals, self._command, paths)
 

@@ -13,6 +13,7 @@ from delta_prop.configuration.sinks import (
     JsonLinesConfig,
     SinkConfig,
     StorageConfig,
+    configs_of_partition,
 )
 from delta_prop.configuration.writing import to_json, to_toml
 
@@ -29,6 +30,7 @@ __all__ = [
     "SinkConfig",
     "StorageConfig",
     "TlsFiles",
+    "configs_of_partition",
     "make_sinks",
     "read_configuration",
     "to_json",

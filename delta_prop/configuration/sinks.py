@@ -6,13 +6,15 @@ The defaults are the sinks' own; a test compares them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
 from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.configuration.values import File, format_value, value_error
 from delta_prop.delivery.sink_manager import OnLogFull
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM, check_stream_name
 from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.errors import UsageError
 
@@ -26,11 +28,13 @@ class SinkConfig:
     `name`: the service remembers the sink by this name; each sink needs its own. `start`: where a sink that
     is not remembered begins: `resume`: at offset 0, or with a rebuild if the log no longer has offset 0;
     `earliest`: at the log's start; `latest`: at the log's end. `rebuild`: rebuild the sink from the log at
-    each start. The other keys are arguments of `Propagator.attach`.
+    each start. `stream`: the stream that it gets; if that has several partitions, there is a sink for each,
+    with a file of its own. The other keys are arguments of `Propagator.attach`.
     """
 
     kind: ClassVar[str]
     name: str
+    stream: str = DEFAULT_STREAM
     topics: tuple[str, ...] = ("*",)
     start: Literal["resume", "earliest", "latest"] = "resume"
     required: bool = True
@@ -128,6 +132,23 @@ KINDS: dict[str, type[SinkConfig]] = {
 }
 
 
+def configs_of_partition(
+    sinks: tuple[SinkConfig, ...], stream: str, partition: int, count: int
+) -> tuple[SinkConfig, ...]:
+    """Return the sinks of one of `count` partitions of a stream; of several, each with files of its own."""
+    own = [config for config in sinks if config.stream == stream]
+    return tuple([config if count == 1 else _with_file_of(config, partition) for config in own])
+
+
+def _with_file_of(config: SinkConfig, partition: int) -> SinkConfig:
+    file = getattr(config, "path", None)
+    if file is None:
+        return config
+    path = PurePath(file)
+    fields: dict[str, Any] = {"path": str(path.with_name(f"{path.stem}-{partition}{path.suffix}"))}
+    return replace(config, **fields)
+
+
 def check_sinks(sinks: tuple[SinkConfig, ...]) -> None:
     """Check each sink, and that their names, files and vectors fit together. Raises UsageError."""
     names: dict[str, int] = {}
@@ -156,6 +177,10 @@ def check_sinks(sinks: tuple[SinkConfig, ...]) -> None:
             raise UsageError(f"{path}.path: sinks[{files[file]}] writes {file!r} too: name another file")
         if isinstance(config, IndexConfig):
             _check_index(sinks[:index], config, path)
+        try:
+            check_stream_name(config.stream)
+        except UsageError as error:
+            raise UsageError(f"{path}.stream: {error}") from None
         names[config.name] = index
         files |= {} if file is None else {file: index}
 
@@ -182,6 +207,11 @@ def _check_shared(before: tuple[SinkConfig, ...], index: IndexConfig, path: str)
         known = ", ".join(storages) or "none"
         raise UsageError(
             f"{path}.vectors: {index.vectors!r} names no storage sink above it: give one of these: {known}"
+        )
+    if storage.stream != index.stream:
+        raise UsageError(
+            f"{path}.stream: the index shares the vectors of {storage.name!r}, which gets stream "
+            f"{storage.stream!r}: give both the same stream"
         )
     if set(storage.topics) != set(index.topics):
         raise UsageError(

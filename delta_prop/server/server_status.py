@@ -12,10 +12,12 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from delta_prop_wire.core import core_mode
+from delta_prop_wire.stamp import DEFAULT_LOG
 
 if TYPE_CHECKING:
     from delta_prop.api.propagator import Propagator
     from delta_prop.api.statistics import Statistics
+    from delta_prop.hosting.streams import Streams
     from delta_prop.platform.ports import Clock
     from delta_prop.server.server_context import Counters, JobCounts
     from delta_prop.server.service import Service
@@ -29,13 +31,14 @@ LOG_FAILED = "the log has failed, and is being recovered"
 class ServerStatus:
     """The status of one server, of which the starting code sets `propagator` and `service` as they open.
 
-    It resets the propagator to None before it ends.
+    It resets the propagator to None before it ends. `streams_open`: whose partitions have sinks too.
     """
 
     def __init__(self, *, version: str, clock: Clock | None = None) -> None:
         """`clock`: of the server's world, for the uptime."""
         self.propagator: Propagator | None = None
         self.service: Service | None = None
+        self.streams_open: Streams | None = None
         self._version = version
         self._clock = clock
         self._started_at = 0.0 if clock is None else clock.now()
@@ -88,7 +91,18 @@ class ServerStatus:
         """Return each attached sink: its position, state and counters."""
         statistics = self.statistics()
         rows = [] if statistics is None else [to_json_value(sink) for sink in statistics.sinks.values()]
+        if self.streams_open is not None:
+            rows += self._sinks_of_other_partitions(self.streams_open)
         return [row | {"lag_s": row["lag_s"] and round(row["lag_s"], 3)} for row in rows]
+
+    @staticmethod
+    def _sinks_of_other_partitions(streams: Streams) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for name, propagator in streams.open_partitions().items():
+            if name != DEFAULT_LOG:
+                place = {"stream": streams.catalogue.find(name.stream).name, "partition": name.partition}
+                rows += [place | to_json_value(sink) for sink in propagator.statistics().sinks.values()]
+        return rows
 
     def statistics(self) -> Statistics | None:
         """Return the statistics of the propagator, if there is one."""

@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from delta_prop.cli import main
+from delta_prop.client import StreamProducer
 from delta_prop.commands import serve
 from delta_prop.configuration import Configuration, read_configuration
 from delta_prop.hosting.streams import Streams
@@ -23,7 +24,10 @@ from delta_prop.platform import system
 from delta_prop.server import access
 from delta_prop.server.service import Address
 from delta_prop.server.tokens import digest_of
+from delta_prop_wire.delta import Delta, opaque
+from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Ack, BatchFrame, Nack
+from delta_prop_wire.murmur import partition_of
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import ORIGIN, FrameClient, connected, opaque_batch
 
@@ -123,6 +127,36 @@ def test_published_deltas_reach_sinks_and_survive_a_restart(
     anyio.run(test, backend=backend)
     lines = (tmp_path / "lines").read_text().splitlines()
     assert [json.loads(line)["offset"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_sink_of_a_stream_gets_each_partition_in_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[[sinks]]\nkind = 'jsonlines'\nname = 'audit'\nstream = 'orders'\npath = 'lines.jsonl'"
+    configuration = make_configuration(tmp_path, text)
+
+    async def test() -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            await serve.serve(configuration)
+        assert caught.group_contains(UsageError, match="'orders' does not exist: create it first")
+        async with Streams(data=f"{tmp_path}/facts") as streams:
+            await streams.create("orders", 2)
+        keys = [f"k{number}" for number in range(20)]
+        async with serving(configuration, monkeypatch) as server:
+            address = f"{server.address.host}:{server.address.port}"
+            async with StreamProducer(address, name="p", stream="orders") as p:
+                await p.publish(*(Delta(key, opaque(b"x")) for key in keys))
+            _, rows = await http_get(server, "/api/sinks")
+            assert [(row["stream"], row["partition"], row["name"]) for row in rows] == [
+                ("orders", 0, "audit"),
+                ("orders", 1, "audit"),
+            ]
+        for partition in range(2):
+            lines = (tmp_path / f"lines-{partition}.jsonl").read_text().splitlines()
+            written = [json.loads(line)["vector_id"] for line in lines]
+            assert written == [key for key in keys if partition_of("default", key, 2) == partition]
+
+    anyio.run(test)
 
 
 def test_http_reports_ending_until_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_sink_defaults_match_the_sink_signatures(kind: str) -> None:
     of_attach = inspect.signature(Propagator.attach).parameters
     common = {field.name for field in dataclasses.fields(SinkConfig)}
     for field in dataclasses.fields(config):
-        if field.name in ("path", "topics", "vectors", "to", "authorities", "server_name"):
+        if field.name in ("path", "topics", "vectors", "to", "authorities", "server_name", "stream"):
             continue
         is_common = field.name in common - {"name"}
         parameters = of_attach if is_common else of_sink if field.name in of_sink else of_resident
