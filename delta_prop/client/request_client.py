@@ -21,7 +21,11 @@ from delta_prop.platform.tls_contexts import client_context
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Frame, Hello, Nack, Request, Response, Welcome
 from delta_prop_wire.requests import join_pages
+from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stamp import DEFAULT_LOG, LogName
+
+_FINAL = (ErrorCode.UNKNOWN_STREAM, ErrorCode.WRONG_PARTITION)
+"""Refusals that a producer may outlive, but that no repeated request does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class RequestClient:
                 )
                 if resolved is not None:
                     return resolved
-                if not refused.retryable:
+                if not refused.retryable or refused.code in _FINAL:
                     raise
                 cause, wait_s = refused, (refused.retry_after_ms or 0) / 1000
             if self.on_failure is not None:
