@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 class DataDirectory:
     """An open data directory, with the lock until `close`; several logs may be open in it.
 
-    `reserve`: disk space for writes that must succeed on a full disk.
+    `reserve`: disk space for writes that must succeed on a full disk. `open_logs`: paths of the logs that are
+    open, which share memory.
     """
 
     def __init__(self, disk: Disk, reserve: Reserve, lock: Lock | None) -> None:
         """Use `open`. `lock`: None if it is read-only."""
         self.disk = disk
+        self.open_logs: set[str] = set()
         self.reserve = reserve
         self._lock = lock
 

@@ -117,6 +117,8 @@ class LogDirectory:
     ) -> None:
         """Use `open`."""
         self.disk, self.path, self.name = data.disk, path, name
+        self.open_logs = data.open_logs
+        self.open_logs.add(path)
         self.owned_data: DataDirectory | None = None
         """The data directory to close with this one; None if others use it too."""
         self.reserve = data.reserve
@@ -190,6 +192,7 @@ class LogDirectory:
 
     def close(self) -> None:
         """Close the recovery point, and the data directory if it is owned, unless that was done before."""
+        self.open_logs.discard(self.path)
         was_writable, self.is_writable = self.is_writable, False
         if was_writable and self.recovery_point is not None:
             self.recovery_point.close()

@@ -129,7 +129,7 @@ class DurableLog:
             disk, self.clock, directory.reserve, bytes_min=settings.free_bytes_min, read_only=read_only
         )
         self._capacity = Capacity(settings, free_space, self.commit_queue, self._retention)
-        tail = Tail(end, bytes_max=settings.tail_bytes_max)
+        tail = Tail(end, bytes_max=settings.tail_bytes_max, open_logs=directory.open_logs)
         self.sendfile_pool = SendfilePool(disk, segments, marks)
         self._appender, self._commits = self._create_writers(recovered, tail)
 
@@ -217,7 +217,11 @@ class DurableLog:
         self.commit_queue.clear()
         self._capacity.free_space.forget()
         self._retention.resume(recovered.segments)
-        tail = Tail(recovered.next_offset, bytes_max=self.settings.tail_bytes_max)
+        tail = Tail(
+            recovered.next_offset,
+            bytes_max=self.settings.tail_bytes_max,
+            open_logs=self._directory.open_logs,
+        )
         self.sendfile_pool.resume(recovered.segments)
         self._appender, self._commits = self._create_writers(recovered, tail)
         self.segments, self.failure = recovered.segments, None

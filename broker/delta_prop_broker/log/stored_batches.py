@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -93,12 +93,25 @@ class StoredBatches(_Batches):
             self._head = 0
 
 
+TAIL_BYTES_MIN = 1024 * 1024
+"""Share of the tails' memory that each of several logs has at least."""
+
+
 class Tail(_Batches):
     """The newest batches of a log on disk: those not written yet, and those for readers that keep up."""
 
-    def __init__(self, offset: int, *, bytes_max: int) -> None:
+    def __init__(self, offset: int, *, bytes_max: int, open_logs: Collection[str]) -> None:
+        """`bytes_max`: of the tails of all the open logs of a data directory, in equal shares."""
         super().__init__(offset)
         self._bytes_max = bytes_max
+        self._open_logs = open_logs
+
+    @property
+    def is_full(self) -> bool:
+        """True if it has more bytes than its share."""
+        logs = len(self._open_logs)
+        share = self._bytes_max if logs < 2 else max(self._bytes_max // logs, TAIL_BYTES_MIN)
+        return self.bytes > share
 
     def append(self, logged: LoggedBatch) -> None:
         """Add the next batch."""
@@ -137,7 +150,7 @@ class Tail(_Batches):
 
     def trim(self, written: int) -> None:
         """Drop the oldest batches that exceed the bound, as far as they are on disk (below `written`)."""
-        while self.bytes > self._bytes_max and (oldest := self.oldest()) is not None:
+        while self.is_full and (oldest := self.oldest()) is not None:
             if oldest.next_offset > written:
                 break
             self.drop(oldest)

@@ -397,7 +397,7 @@ class GroupCommits:
         self._marks.advance(end, synced)
         self._free_space.note_written(size, free_bytes)
         self._queue.note_written(frames, size)
-        if self._tail.bytes > self._settings.tail_bytes_max:
+        if self._tail.is_full:
             self._tail.trim(end)
 
     def drop_running(self) -> None:

@@ -18,7 +18,7 @@ from tests.delta_prop.server.process import served
 if TYPE_CHECKING:
     from pathlib import Path
 
-LINES = 30_000
+LINES = 15_000
 
 
 def run(*arguments: object) -> int:
