@@ -25,7 +25,7 @@ from benchmarks._results import Goal, Results, options_of
 from delta_prop.api.propagator import Propagator
 from delta_prop.client import Producer
 from delta_prop.hosting.streams import Streams
-from delta_prop_broker.log.durable import DurableLogStatistics
+from delta_prop_broker.log.statistics import DurableLogStatistics
 from delta_prop_wire.delta import Delta, opaque
 
 STREAM = "bench"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop.delivery.redelivery import ReplayResult
     from delta_prop.delivery.subscription import Subscription
+    from delta_prop.hosting.streams import Streams
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.delta import (
         ABSENT,
@@ -57,6 +58,7 @@ _NAMES_OF_MODULE = {
     "delta_prop.delivery.redelivery": ("ReplayResult",),
     "delta_prop.delivery.held_deltas": ("QuarantinedDelta",),
     "delta_prop.delivery.subscription": ("Subscription",),
+    "delta_prop.hosting.streams": ("Streams",),
     "delta_prop.api.statistics": ("Statistics",),
     "delta_prop.api.synchronous": ("SyncPropagator",),
     "delta_prop_broker.log.settings": ("LogSettings",),
@@ -89,6 +91,7 @@ _MODULE_OF = {name: module for module, names in _NAMES_OF_MODULE.items() for nam
 __all__ = [  # noqa: RUF022 - sorted in reading order, not by name
     "Propagator",
     "SyncPropagator",
+    "Streams",
     "Settings",
     "LogSettings",
     "Statistics",

@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
-from delta_prop import Delta, opaque
+from delta_prop import Delta, Streams, opaque
 from delta_prop.client import StreamProducer, StreamSubscriber
-from delta_prop.hosting.streams import Streams
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 

@@ -55,6 +55,9 @@ TESTED_ELSEWHERE = {
     "$ delta-prop log export --data facts --to backup": "tests/delta_prop/commands/test_runbook.py",
     "$ mv facts facts.lost": "tests/delta_prop/commands/test_runbook.py",
     "$ delta-prop serve --config delta-prop.toml": "tests/delta_prop/commands/test_runbook.py",
+    "$ delta-prop streams erase people --vector ada --yes --to localhost:7373": (
+        "tests/delta_prop/commands/test_streams.py"
+    ),
     "$ delta-prop sinks --http localhost:7374": "tests/delta_prop/commands/test_runbook.py",
     "$ delta-prop sinks rebuild storage --data facts": "tests/delta_prop/commands/test_runbook.py",
 }

@@ -27,6 +27,7 @@ from delta_prop.server.limits import ConnectionLimiter
 from delta_prop.server.partition_checks import check_named
 from delta_prop.server.permissions import Unauthorized
 from delta_prop.server.query_handler import unknown_request
+from delta_prop.server.quotas import QuotaName, requests_exceeded
 from delta_prop.server.start_offsets import check_in_log
 from delta_prop_broker.catalogue.catalogue import Catalogue
 from delta_prop_broker.log import refusals as log_refusals
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 PAGE = (Path(__file__).parent.parent / "docs" / "errors.md").read_text(encoding="utf-8")
 ORIGIN = 0x09D55D665E700002  # origin of the producer "orders"
 ID = bytes.fromhex("2f9eb5b874ef17a1c0a7bf87316e1091")
-NOT_SENT = {"NOT_LEADER", "NO_QUORUM", "STALE_GENERATION", "STREAM_MOVED", "QUOTA_EXCEEDED"}
+NOT_SENT = {"NOT_LEADER", "NO_QUORUM", "STALE_GENERATION", "STREAM_MOVED"}
 
 
 def format_example(error: Refused | ProtocolError) -> str:
@@ -158,6 +159,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "OUTCOME_UNKNOWN": partial(pipeline_refusals.outcome_unknown, batch(2, 2)),
     "WRONG_PARTITION": partial(check_named, LogName(0, 3), ORIGIN, DEFAULT_LOG),
     "UNKNOWN_STREAM": partial(Catalogue().find, 7),
+    "QUOTA_EXCEEDED": partial(requests_exceeded, QuotaName("token", "importer", "requests_s"), 10.0, 0.1),
 }
 
 

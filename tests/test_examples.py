@@ -44,6 +44,15 @@ PRINTED = {
         "from partition 1: note-0, note-2, note-3",
         "from partition 2: note-6, note-6",
     ],
+    "streams": [
+        "note-0: partition 1, offset 0, [0. 1.]",
+        "note-1: partition 0, offset 0, [1. 1.]",
+        "note-2: partition 1, offset 1, [2. 1.]",
+        "note-3: partition 1, offset 2, [3. 1.]",
+        "default: 1 partitions, settings {}",
+        "notes: 3 partitions, settings {'retention_s': 86400}",
+        "partition 1 begins with note-0",
+    ],
     "own_sink": ["the sink follows the contract", "{'fruit': 2, 'trees': 1}"],
     "table_sink": [
         "the sink follows the contract",

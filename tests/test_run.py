@@ -272,7 +272,6 @@ def test_failed_set_up_leaves_no_stamp_and_reports_reason(
     (tmp_path / ".venv" / "stamp").write_text("an older recipe")
     monkeypatch.setattr(set_up, "interpreter_path", lambda: "/bin/false")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert set_up.main(tmp_path, "the recipe") == 1
     assert not (tmp_path / ".venv" / "stamp").exists()
     first, reason = capsys.readouterr().err.splitlines(keepends=True)
@@ -293,7 +292,7 @@ def test_failed_update_in_place_leaves_no_stamp(tmp_path: Path, monkeypatch: pyt
         raise set_up.SetUpError("the network is down")
 
     monkeypatch.setattr(set_up.SetUp, "_call", fail)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", "")
     assert set_up.main(tmp_path, "the recipe") == 1
     assert [step[1:4] for step in steps] == [["-m", "pip", "install"]]
     assert not (tmp_path / ".venv" / "stamp").exists()

@@ -41,6 +41,7 @@ CHECKOUT_ONLY = {"wire", "broker", "sinks", "simulations", "tests", "benchmarks"
 PURE = (
     "wire/delta_prop_wire/*",
     "*/ports.py",
+    "broker/delta_prop_broker/catalogue/*",
     "broker/delta_prop_broker/corruption.py",
     "broker/delta_prop_broker/disk.py",
     "broker/delta_prop_broker/log_clock.py",

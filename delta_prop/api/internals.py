@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from delta_prop.delivery.operator_worker import OperatorWorker
+    from delta_prop.delivery.request_executor import RequestExecutor
     from delta_prop.delivery.sink_manager import SinkManager
     from delta_prop.partition.partition import Partition
 
 
 class Internals(NamedTuple):
-    """The parts. `operator_worker`: carries out operators' requests, None for a log in memory."""
+    """The parts. `request_executor`: carries out operators' requests, None for a log in memory."""
 
     partition: Partition
     sinks: SinkManager
-    operator_worker: OperatorWorker | None = None
+    request_executor: RequestExecutor | None = None

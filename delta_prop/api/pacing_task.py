@@ -33,17 +33,22 @@ class PacingTask:
             await anyio.sleep(IDLE_INTERVAL_S if self._is_idle() else INTERVAL_S)
             now = self._partition.world.clock.now()
             self._sinks.cancel_overdue_calls(now)
+            self._sinks.forget_tombstones()
             self._sinks.pacing.step(now, waiting=self._partition.pipeline.queue.depth > 0)
             self._partition.step()
             self._step_event.set()
             self._step_event = anyio.Event()
 
     def _is_idle(self) -> bool:
-        """True if nothing was appended since the last call, nothing waits, and no sink is attached."""
+        """True if nothing was appended since the last call, nothing waits, and no sink is attached.
+
+        A log in memory has no append times: its ages are as exact as the steps.
+        """
         partition, last_end = self._partition, self._last_end
         self._last_end = partition.log.next_offset
         return (
             last_end == self._last_end
+            and partition.storage is not None
             and not self._sinks.runtimes
             and not partition.pipeline.queue.depth
             and partition.capacity_monitor.full_resource() is None

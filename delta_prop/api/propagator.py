@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ import anyio.lowlevel
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from delta_prop.api.erasing import erase_vector
 from delta_prop.api.internals import Internals
 from delta_prop.api.lifecycle import Lifecycle
 from delta_prop.api.pacing_task import PacingTask
@@ -38,9 +40,11 @@ from delta_prop.delivery.backpressure.pacer import Pressure
 from delta_prop.delivery.cursors import CursorStore
 from delta_prop.delivery.feed import Feed
 from delta_prop.delivery.held_deltas import QuarantinedDelta
-from delta_prop.delivery.operator_worker import OperatorWorker
+from delta_prop.delivery.operator_requests import DEFAULT_PLACE
+from delta_prop.delivery.operator_worker import OnePartition, OperatorWorker
 from delta_prop.delivery.pacing import has_changed
 from delta_prop.delivery.redelivery import ReplayResult
+from delta_prop.delivery.request_executor import RequestExecutor
 from delta_prop.delivery.sink_manager import AttachOptions, OnLogFull, ResetPosition, SinkManager
 from delta_prop.delivery.sink_opening import Start
 from delta_prop.delivery.subscription import Subscription
@@ -53,7 +57,17 @@ from delta_prop_broker.log.settings import LogSettings
 from delta_prop_broker.recovery.recovery import RecoveryReport
 from delta_prop_sinks.argument_checks import check_sink_name, check_texts
 from delta_prop_sinks.sink import Sink
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
+from delta_prop_wire.delta import (
+    DEFAULT_NAMESPACE,
+    AckLevel,
+    Delta,
+    Dot,
+    Kind,
+    Priority,
+    Source,
+    delete,
+    namespace_of,
+)
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -104,7 +118,8 @@ class Propagator:
             cursors = await CursorStore.open(partition)
             self._sinks = SinkManager(partition, cursors, self._tasks)
             await partition.start(self._sinks, self._sinks.pacing)
-            self._operator_worker = await self._start_operator_worker()
+            self._request_executor = self._make_request_executor()
+            operator_worker = await self._start_operator_worker()
             self._publisher = Publisher(partition, self._lifecycle)
         except BaseException:
             try:
@@ -118,8 +133,8 @@ class Propagator:
         self._sinks.start_tasks()
         self._tasks.start_soon(self._publisher.accumulator.run)
         self._tasks.start_soon(self._pacing_task.run)
-        if self._operator_worker is not None:
-            self._tasks.start_soon(self._operator_worker.run)
+        if operator_worker is not None:
+            self._tasks.start_soon(operator_worker.run)
         return self
 
     async def _open_partition(self, world: World) -> Partition:
@@ -168,13 +183,18 @@ class Propagator:
             failures.append(failure)
         return failures
 
+    def _make_request_executor(self) -> RequestExecutor | None:
+        disk = self._partition.disk
+        return None if disk is None else RequestExecutor(self._partition, self._sinks, DEFAULT_PLACE, disk)
+
     async def _start_operator_worker(self) -> OperatorWorker | None:
         """Create the worker for operators' requests in the directory; it carries out earlier ones first."""
-        disk = self._partition.disk
-        if disk is None:
+        disk, executor = self._partition.disk, self._request_executor
+        if disk is None or executor is None:
             return None
-        worker = OperatorWorker(disk, self._partition.log.log_id, self._sinks, self._partition.world)
+        worker = OperatorWorker(disk, OnePartition(executor), self._partition.world)
         await worker.begin()
+        await worker.carry_out_earlier(executor)
         return worker
 
     # --- sinks
@@ -288,6 +308,27 @@ class Propagator:
         """Drop the deltas rejected at these offsets (none: all), and apply those blocked. See `replay`."""
         self._lifecycle.check()
         return await self._sinks.replay(sink, offsets, drop=True, timeout_s=timeout_s)
+
+    async def erase(self, vector_id: str, namespace: str | None = None, *, timeout_s: float = 60.0) -> None:
+        """Delete a vector, and remove all that files of the log and of its sinks have of it.
+
+        `namespace`: if absent, the text before the first `:` of the vector id, else `default`.
+        All rows of the log that there are now are replaced by a snapshot first, which takes its time in a
+        large log. Backups and other services keep what they have. Raises Refused (CONFLICT: it was written
+        again meanwhile; PROCESSING_FAILED: not done in time, and why), UsageError, OSError.
+        """
+        self._lifecycle.check()
+        check_texts(vector_id=vector_id)
+        check_timeout(timeout_s)
+        namespace = namespace or namespace_of(vector_id)
+        deleted = Delta(vector_id, delete(), namespace)
+        await erase_vector(
+            self._partition,
+            self._sinks,
+            (namespace, vector_id),
+            delete=partial(self.publish, deleted, ack_level=AckLevel.DURABLE, timeout_s=timeout_s),
+            timeout_s=timeout_s,
+        )
 
     async def wait_visible(
         self,
@@ -550,7 +591,7 @@ class Propagator:
         """Return the parts that a server uses, while this is open; not for programs that embed it."""
         self._lifecycle.check()
         self._publisher.accumulator.send()
-        return Internals(self._partition, self._sinks, self._operator_worker)
+        return Internals(self._partition, self._sinks, self._request_executor)
 
     # --- internals
 

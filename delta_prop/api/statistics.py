@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from delta_prop.partition.ingest.seen_ids import SeenIdsStatistics
     from delta_prop.partition.order.orderer import OrdererStatistics
     from delta_prop.partition.storage.log_reopener import ReopeningStatistics
-    from delta_prop_broker.log.durable import DurableLogStatistics
     from delta_prop_broker.log.memory import MemoryLogStatistics
+    from delta_prop_broker.log.statistics import DurableLogStatistics
 
 
 @dataclass(frozen=True, slots=True)

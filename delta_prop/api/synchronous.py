@@ -181,6 +181,7 @@ class SyncPropagator:
     quarantine = _called(Propagator.quarantine)
     replay = _awaited(Propagator.replay)
     drop = _awaited(Propagator.drop)
+    erase = _awaited(Propagator.erase)
     pressure = _called(Propagator.pressure)
     offer = _called(Propagator.offer)
     publish = _awaited(Propagator.publish)

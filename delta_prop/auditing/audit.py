@@ -20,6 +20,8 @@ from delta_prop.auditing.differences import Difference, LogState, SinkRow, class
 from delta_prop.auditing.folding import RUN_BYTES_MAX, FoldedRuns, FoldInput, fold_log
 from delta_prop.auditing.sink_file import Scratch, SinkRows, StorageSinkFile, read_lines
 from delta_prop.calls.argument_checks import check_path
+from delta_prop.directory.readonly_log import PartitionName
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.errors import UsageError
 
@@ -30,15 +32,18 @@ def audit(
     *,
     next_offset: int | None = None,
     name: str | None = None,
+    stream: str = DEFAULT_STREAM,
+    partition: int | None = None,
     memory_bytes_max: int = RUN_BYTES_MAX,
 ) -> Iterator[Difference]:
-    """Yield every difference between a sink and the log in a data directory, by key, each with its repair.
+    """Yield every difference between a sink and a log in a data directory, by key, each with its repair.
 
     `sink`: a storage sink's file, which may be in use; or another sink's rows, such as `index.rows()`, or a
     table in JSON lines. A sink is compared with the log up to its own progress: the file's cursor, or
     `next_offset`, the offset after the last delta that it has applied (None: all). `name`: the sink's name;
-    vectors with deltas in its quarantine are reported as quarantined, and not repaired. `memory_bytes_max`:
-    approximate memory for sorting; more is spilled to a temporary folder.
+    vectors with deltas in its quarantine are reported as quarantined, and not repaired. `stream`,
+    `partition`: which log it is; a stream with one partition needs no number. `memory_bytes_max`: approximate
+    memory for sorting; more is spilled to a temporary folder.
 
     Raises UsageError if the file or the log is not usable; Refused, LogCorrupted, OSError.
     """
@@ -55,7 +60,8 @@ def audit(
     _check_number("memory_bytes_max", memory_bytes_max, 1)
     if not isinstance(name, str | None):
         raise UsageError(f"name {name!r:.60}: give the name under which the sink is attached, as text")
-    return _audit(data, sink, next_offset, name, memory_bytes_max)
+    where = PartitionName(stream, partition)
+    return _audit(data, where, sink, next_offset, name=name, memory_bytes_max=memory_bytes_max)
 
 
 def _check_number(field: str, value: object, minimum: int) -> None:
@@ -65,8 +71,10 @@ def _check_number(field: str, value: object, minimum: int) -> None:
 
 def _audit(
     data: str,
+    where: PartitionName,
     sink: str | Lines | Iterable[tuple[str, str, VectorState]],
     next_offset: int | None,
+    *,
     name: str | None,
     memory_bytes_max: int,
 ) -> Iterator[Difference]:
@@ -76,13 +84,14 @@ def _audit(
         if isinstance(sink, str):
             rows = stored = exits.enter_context(StorageSinkFile(sink))
             # The log is opened after the rows, so it includes their deltas.
-            log = exits.enter_context(open_audited_log(data))
+            log = exits.enter_context(open_audited_log(data, where))
             next_offset = sink_offset_of(stored, data, log.log_id)
         else:
             rows = exits.enter_context(_open_sorted(sink, scratch))
-            log = exits.enter_context(open_audited_log(data))
+            log = exits.enter_context(open_audited_log(data, where))
         fold_input = log.fold_input(next_offset, rows)
-        yield from compare(rows, fold_input, scratch, read_quarantined_keys(data, name), memory_bytes_max)
+        quarantined = read_quarantined_keys(data, name, where)
+        yield from compare(rows, fold_input, scratch, quarantined, memory_bytes_max)
 
 
 @contextmanager

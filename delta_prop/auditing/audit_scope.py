@@ -10,10 +10,17 @@ from delta_prop.auditing.folding import FoldInput
 from delta_prop.auditing.sink_file import SinkRows, StorageSinkFile
 from delta_prop.delivery.cursors import read_cursors
 from delta_prop.delivery.quarantine import Quarantine
-from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log
+from delta_prop.directory.readonly_log import (
+    DEFAULT_PARTITION,
+    PartitionName,
+    open_prefix_snapshot,
+    open_readonly_log,
+)
+from delta_prop.directory.stored_partitions import find_partition
 from delta_prop.directory.stored_sinks import read_quarantines
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.retention.snapshot import Snapshot
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.errors import UsageError
 
 
@@ -26,6 +33,7 @@ class AuditedLog:
     end: int
     disk: Disk
     snapshot: Snapshot | None
+    directory: str = DIRECTORY
 
     def fold_input(self, sink_offset: int | None, rows: SinkRows) -> FoldInput:
         """Return the input of a fold up to the sink's progress, `sink_offset`; None: up to the log's end."""
@@ -38,18 +46,22 @@ class AuditedLog:
                 namespace, _, vector_id = key.partition("\0")
                 return rows.offset_of(namespace, vector_id)
 
-        return FoldInput(self.disk, self.snapshot, self.start, self.end, sink_offset, row_offset_of)
+        return FoldInput(
+            self.disk, self.snapshot, self.start, self.end, sink_offset, row_offset_of, self.directory
+        )
 
 
 @contextmanager
-def open_audited_log(path: str) -> Iterator[AuditedLog]:
-    """Open the log in a data directory as it is now. Raises UsageError, LogCorrupted, OSError."""
-    with open_readonly_log(path) as (disk, log, _), open_prefix_snapshot(log) as snapshot:
+def open_audited_log(path: str, name: PartitionName = DEFAULT_PARTITION) -> Iterator[AuditedLog]:
+    """Open a log in a data directory as it is now. Raises UsageError, Refused, LogCorrupted, OSError."""
+    partition = find_partition(path, name)
+    with partition.open_log() as (_, log, _), open_prefix_snapshot(log) as snapshot:
         start = log.start_offset if snapshot is None else snapshot.offset
         is_complete = log.start_offset == 0 if snapshot is None else snapshot.facts.begin == 0
         if not is_complete:
             raise lost_prefix_error(path)
-        yield AuditedLog(log.log_id, start, max(log.high_watermark, start), disk, snapshot)
+        end, directory = max(log.high_watermark, start), partition.place.log_path
+        yield AuditedLog(log.log_id, start, end, partition.root, snapshot, directory)
 
 
 def lost_prefix_error(path: str) -> UsageError:
@@ -87,24 +99,26 @@ def check_sink_offset(sink_offset: int, start: int, end: int) -> None:
         )
 
 
-def read_known_sinks(path: str) -> dict[str, Quarantine | None]:
-    """Read the names of the sinks that a data directory remembers, with the quarantine of each, if any.
+def read_known_sinks(path: str, partition: PartitionName = DEFAULT_PARTITION) -> dict[str, Quarantine | None]:
+    """Read the names of the sinks that a partition remembers, with the quarantine of each, if any.
 
-    Raises UsageError, QuarantineCorrupted, OSError.
+    Raises UsageError, Refused, QuarantineCorrupted, OSError.
     """
-    with open_readonly_log(path) as (disk, log, _):
+    with open_readonly_log(path, partition) as (disk, log, _):
         known: dict[str, Quarantine | None] = dict.fromkeys(read_cursors(disk, log.log_id))
         return known | read_quarantines(disk, log.log_id, log.epoch_end)
 
 
-def read_quarantined_keys(path: str, name: str | None) -> frozenset[str]:
+def read_quarantined_keys(
+    path: str, name: str | None, partition: PartitionName = DEFAULT_PARTITION
+) -> frozenset[str]:
     """Return the keys of the vectors with deltas in a sink's quarantine; none if `name` is None.
 
     Raises UsageError if no such sink is remembered.
     """
     if name is None:
         return frozenset()
-    known = read_known_sinks(path)
+    known = read_known_sinks(path, partition)
     if name not in known:
         names = ", ".join(sorted(known)) or "none"
         raise UsageError(

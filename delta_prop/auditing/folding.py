@@ -17,6 +17,7 @@ from delta_prop_broker.retention.merging import Merge
 from delta_prop_broker.retention.raw_rows import FrameBuilder
 from delta_prop_broker.retention.snapshot import Snapshot, sort_keys
 from delta_prop_broker.retention.sorted_run import ChangeFolder, RunBuilder, SortedRun, SpillFile
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import KnownIds, Source
 from delta_prop_wire.state_rows import state_of
@@ -30,7 +31,7 @@ class FoldInput:
     """Input of a fold: the snapshot, None if there is none, and the log from `start` up to `end`.
 
     `sink_offset`: the sink's progress. `row_offset_of(key)` returns the offset of the last delta in the
-    sink's row with that key; the field is None if no row is beyond `sink_offset`.
+    sink's row with that key; the field is None if no row is beyond `sink_offset`. `directory`: of the log.
     """
 
     disk: Disk
@@ -39,6 +40,7 @@ class FoldInput:
     end: int
     sink_offset: int
     row_offset_of: Callable[[str], int] | None = None
+    directory: str = DIRECTORY
 
 
 @dataclass(slots=True)
@@ -114,7 +116,8 @@ class _Pass:
 
     def run(self) -> None:
         """Read the input. Raises as `fold_log` does, _OutOfOrder."""
-        follower = Follower(self._input.disk, self._input.start, synced=self._input.end)
+        source = self._input
+        follower = Follower(source.disk, source.start, source.directory, synced=source.end)
         try:
             for located in follower.read():
                 if located.logged.offset >= self._input.end:
@@ -180,7 +183,7 @@ def _merge_runs(snapshot: Snapshot | None, runs: list[SortedRun]) -> Iterator[tu
     batches: list[Batch] = []
     out = FrameBuilder(batches, states=True)
     base = () if snapshot is None else snapshot.frames()
-    for _ in Merge(base, runs, ChangeFolder(), out, keep_tombstones=True).run():
+    for _ in Merge(base, runs, ChangeFolder(), out).run():
         yield from _take_states(batches)
     yield from _take_states(batches)
 

@@ -16,7 +16,9 @@ from typing import TypeVar
 from delta_prop.auditing.differences import Difference
 from delta_prop.calls.argument_checks import check_instance, check_path
 from delta_prop.client import SyncProducer, SyncReceipt
-from delta_prop.directory.request_client import open_directory
+from delta_prop.directory.readonly_log import DEFAULT_PARTITION, PartitionName
+from delta_prop.directory.stored_partitions import find_partition
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
 from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_from_line
@@ -94,10 +96,9 @@ def repair(
     return result
 
 
-def log_id_of(data: str) -> bytes:
-    """Return the id of the log in a data directory. Raises UsageError, LogCorrupted, OSError."""
-    _, identity = open_directory(data)
-    return identity.log_id
+def log_id_of(data: str, name: PartitionName = DEFAULT_PARTITION) -> bytes:
+    """Return the id of a log in a data directory. Raises UsageError, Refused, LogCorrupted, OSError."""
+    return find_partition(data, name).read_identity().log_id
 
 
 def log_mismatch_error(name: str, log_id: bytes, data: str, expected: bytes) -> UsageError:
@@ -108,17 +109,25 @@ def log_mismatch_error(name: str, log_id: bytes, data: str, expected: bytes) -> 
     )
 
 
-async def repair_directory(deltas: Iterable[Delta], data: str | PurePath) -> RepairResult:
-    """Write deltas of a repair into a data directory that no server uses.
+async def repair_directory(
+    deltas: Iterable[Delta],
+    data: str | PurePath,
+    *,
+    stream: str = DEFAULT_STREAM,
+    partition: int | None = None,
+) -> RepairResult:
+    """Write deltas of a repair into a log of a data directory that no server uses.
 
     Raises UsageError if the directory holds no log; LogBusy, Refused, OSError.
     """
-    from delta_prop.api.propagator import Propagator
+    from delta_prop.hosting.streams import Streams
 
     data, deltas = check_path("data", data), _check_iterable("deltas", deltas, _DELTAS_FIX)
-    open_directory(data)  # otherwise the propagator would create it
+    found = find_partition(data, PartitionName(stream, partition))
+    found.read_identity()  # otherwise the propagator would create it
     result = RepairResult()
-    async with Propagator(data=data) as propagator:
+    async with Streams(data=data) as streams:
+        propagator = await streams.open(found.stream, found.partition)
         for delta in deltas:
             try:
                 await propagator.publish(delta)

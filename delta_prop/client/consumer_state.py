@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from delta_prop.client.delivered_batch import DeliveredBatch
 from delta_prop.client.errors import Reconnect
+from delta_prop.client.queries import Queries, Query
+from delta_prop.client.seek import Seek, SeekStage, bounds_query, target_of
 from delta_prop.client.service_identity import ServiceIdentity
 from delta_prop_wire.credit_window import NO_CREDIT
 from delta_prop_wire.cursor import Cursor
@@ -23,6 +25,7 @@ from delta_prop_wire.frames import (
     BatchFrame,
     Credit,
     DeltaFrame,
+    FoundOffsets,
     Frame,
     Heartbeat,
     Nack,
@@ -37,6 +40,7 @@ from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.client.session import Session
+    from delta_prop_wire.stamp import LogName
 
 logger = logging.getLogger("delta_prop.client")
 
@@ -78,6 +82,9 @@ class ConsumerState:
         self._resets = 0  # how often operators reset the group's cursor, as last reported
         self.received = 0
         """All rows below this offset were received or match no topic."""
+        self.queries = Queries()
+        """The queries about the log."""
+        self._seek: Seek | None = None
         self._credit = credit
         self._group = first.group
         self._start = first.start
@@ -109,7 +116,7 @@ class ConsumerState:
 
     def take(self) -> DeliveredBatch | None:
         """Remove and return the next batch, or the rest of it; None while there is none."""
-        if not self._batches:
+        if not self._batches or self._seek is not None:
             return None
         batch = self._batches.popleft()
         if self._next_row:
@@ -120,7 +127,7 @@ class ConsumerState:
 
     def take_row(self) -> tuple[DeliveredBatch, int] | None:
         """Remove and return the next row, as its batch and its index there; None while there is none."""
-        if not self._batches:
+        if not self._batches or self._seek is not None:
             return None
         batch, row = self._batches[0], self._next_row
         self._next_row += 1
@@ -164,6 +171,30 @@ class ConsumerState:
             return None
         return self._log._replace(next_offset=self._processed)
 
+    def seek(self, start: Start, log: LogName) -> None:
+        """Hand out the rows from `start` on next. `log`: the partition.
+
+        Raises UsageError.
+        """
+        if isinstance(start.value, Cursor) and self.log_id not in (None, start.value.log_id):
+            raise UsageError(
+                f"the cursor is of log {start.value.log_id.hex()}, and this subscriber reads another one: "
+                "give a cursor of this log, or an offset"
+            )
+        if self.standing_by:
+            raise UsageError(
+                f"another member reads for group {self._group!r}: seek when this one reads, or have an "
+                "operator reset the group"
+            )
+        if self._seek is not None and self._seek.query is not None:
+            self.queries.discard(self._seek.query)
+        if self._group is None:
+            self._drop_unread()
+            self._seek = Seek(start, SeekStage.RECONNECT if self._subscribed else SeekStage.SUBSCRIBE)
+        else:
+            query = self.queries.add(bounds_query(start, log))
+            self._seek = Seek(start, SeekStage.FIND, query, has_gap=self._is_moving)
+
     def add(self, subscription: Subscription) -> RequestOutcome:
         """Request more topics, from the current cursor on."""
         self._subscriptions[subscription.subscription] = replace(
@@ -200,6 +231,9 @@ class ConsumerState:
         """Note that the connection is lost. Received batches stay; the rest is requested again."""
         self._subscribed = False
         self.warning = None
+        self.queries.on_disconnect()
+        if self._seek is not None:
+            self._seek.on_disconnect()
         for _, outcome in self._pending_requests.values():
             outcome.done = True  # the next connection requests the topics in `_subscriptions`
         self._pending_requests.clear()
@@ -217,6 +251,10 @@ class ConsumerState:
             case Ack(subscribed=granted) if granted is not None:
                 self._on_subscribed(frame, granted)
                 return True
+            case Ack(response=FoundOffsets() as found):
+                self.queries.on_answer(frame.correlation_id, found)
+                self._advance_seek()
+                return True
             case Ack():
                 self._complete_request(frame.correlation_id)
                 self._advance_to(frame.processed)
@@ -229,11 +267,13 @@ class ConsumerState:
         return False
 
     def data_to_send(self, session: Session, now: float) -> list[bytes]:
-        """Return the requests, the credit and the acknowledgement that are due."""
+        """Return the requests, the credit and the acknowledgement that are due. Raises Reconnect."""
         parts: list[bytes] = []
         if not self._subscribed:
             self._subscribed = True
             parts += self._subscribe_all(session)
+        elif self._seek is not None and self._seek.stage is SeekStage.RECONNECT:
+            raise Reconnect(is_requested=True)
         while self._unsent_requests:
             number, outcome = self._unsent_requests.popleft()
             if number in self._subscriptions:
@@ -242,9 +282,11 @@ class ConsumerState:
                 request, raw = session.unsubscribe(number, drain=False)
                 self._pending_requests[request] = (number, outcome)
                 parts.append(raw)
-        if self.started and not any(
-            number == self._first_subscription for number, _ in self._pending_requests.values()
-        ):
+        if self._seek is not None and self._seek.stage is SeekStage.MOVE_BACK:
+            self._seek.stage = SeekStage.CONFIRM
+            parts.append(session.connection.send(Ack(processed=self._seek.target)))
+        parts += self.queries.data_to_send(session)
+        if self.started and not self._is_moving and not self._is_first_pending():
             ack = self._ack(now)
             if ack is not None:
                 parts.append(session.connection.send(ack))
@@ -252,7 +294,7 @@ class ConsumerState:
 
     def wait_s(self, now: float) -> float | None:
         """Return the seconds until an acknowledgement is due; None: none will be."""
-        if not self.has_unacked:
+        if not self.has_unacked or self._is_moving:
             return None
         return max(self._acked_at + ACK_INTERVAL_S - now, 0.0)
 
@@ -263,7 +305,8 @@ class ConsumerState:
     @property
     def processed(self) -> int | None:
         """The processed offset for a heartbeat."""
-        return self._processed if self.started and not self.standing_by else None
+        is_known = self.started and not self.standing_by and self._seek is None
+        return self._processed if is_known else None
 
     # --- helpers
 
@@ -308,7 +351,19 @@ class ConsumerState:
         self._pending_requests[request] = (subscription.subscription, outcome)
         return raw
 
+    @property
+    def _is_moving(self) -> bool:
+        """True while what the reader has processed means nothing for the position that it seeks."""
+        seek = self._seek
+        return seek is not None and (seek.stage is not SeekStage.FIND or seek.has_gap)
+
+    def _is_first_pending(self) -> bool:
+        """Return True until the service has reported the start on this connection."""
+        return any(number == self._first_subscription for number, _ in self._pending_requests.values())
+
     def _resume_start(self) -> Start:
+        if self._seek is not None and self._group is None:
+            return self._seek.start
         if self._log is None:
             return self._start
         return Start(StartAt.CURSOR, self._log._replace(next_offset=self.received))
@@ -326,7 +381,9 @@ class ConsumerState:
         number = self._complete_request(ack.correlation_id)
         if number != self._first_subscription:
             return
-        if self._log is None or self._is_superseded(subscribed):
+        if self._seek is not None and self._seek.stage is SeekStage.SUBSCRIBE:
+            self._complete_seek(self._seek, start.next_offset)
+        elif self._log is None or self._is_superseded(subscribed):
             self._start_at(start.next_offset)
         self._log = start
         self.standing_by, self._resets = False, subscribed.resets
@@ -343,13 +400,62 @@ class ConsumerState:
         """Stand by: another member reads for the group, so the received batches belong to it now."""
         if not self.standing_by:
             logger.info("another member reads for group %r: standing by", self._group)
-        self.standing_by = True
+        self.standing_by, self._seek = True, None
         self._drop_unread()
 
     def _start_at(self, offset: int) -> None:
         self._drop_unread()
         self.received = self._after_last_row = self._position = offset
         self._processed = self._acked = offset
+
+    def _skip_to(self, offset: int) -> None:
+        """Hand out the rows from `offset` on next; those received below it are dropped."""
+        while self._batches and self._batches[0].next_offset <= offset:
+            batch = self._batches.popleft()
+            self._buffered_deltas -= batch.count - self._next_row
+            self._buffered_bytes -= batch.size
+            self._next_row = 0
+        while self._batches and self._batches[0].offset_of(self._next_row) < offset:
+            self._next_row += 1
+            self._buffered_deltas -= 1
+        self.received = max(self.received, offset)
+        self._after_last_row = offset
+        self._position = offset if self._batches else self.received
+
+    def _advance_seek(self) -> None:
+        """Do the next step of a seek if its query has an answer. Raises Refused."""
+        seek = self._seek
+        if seek is None or seek.query is None or seek.query.found is None:
+            return
+        if seek.stage is SeekStage.CONFIRM:
+            seek.stage = SeekStage.RECONNECT
+        elif seek.stage is SeekStage.FIND:
+            seek.target = target_of(seek.start, seek.query.found)
+            if self._is_first_pending():
+                seek.stage = SeekStage.SUBSCRIBE
+            else:
+                self._seek_in_group(seek)
+
+    def _complete_seek(self, seek: Seek, offset: int) -> None:
+        """Complete a seek with a subscription that starts at `offset`; in a group, that is its cursor."""
+        self._start_at(offset)
+        seek.has_gap = False
+        if seek.target is None:
+            self._seek = None
+        else:
+            self._seek_in_group(seek)
+
+    def _seek_in_group(self, seek: Seek) -> None:
+        """Skip to the target if its rows are here or still to come; else move the group's cursor back."""
+        assert seek.target is not None
+        assert seek.query is not None
+        if seek.target >= self._position and not seek.has_gap:
+            self._seek = None
+            self._skip_to(seek.target)
+        else:
+            self._drop_unread()
+            seek.stage = SeekStage.MOVE_BACK
+            seek.query = self.queries.add(Query(seek.query.request))
 
     def _drop_unread(self) -> None:
         self._batches.clear()
@@ -364,6 +470,11 @@ class ConsumerState:
 
     def _on_nack(self, nack: Nack) -> None:
         refusal = nack.refusal()
+        query = self.queries.on_refusal(nack.correlation_id, refusal)
+        if query is not None and (self._seek is None or self._seek.query is not query):
+            return  # its caller raises the refusal
+        if query is not None and self._seek is not None and refusal.retryable:
+            self._seek.query = self.queries.add(Query(query.request))
         pending = None
         if nack.correlation_id is not None:
             pending = self._pending_requests.pop(nack.correlation_id, None)
@@ -386,7 +497,8 @@ class ConsumerState:
         self._remaining_credit = Credit(
             self._remaining_credit.deltas - batch.first - batch.count, self._remaining_credit.bytes - size
         )
-        if batch.count and not (batch.batch is not None and batch.batch.is_control):
+        is_control = batch.batch is not None and batch.batch.is_control
+        if batch.count and not is_control and not self._is_moving:
             self._batches.append(batch)
             self._buffered_deltas += batch.count
             self._buffered_bytes += size
@@ -398,6 +510,8 @@ class ConsumerState:
         if offset is None or offset < self.received:
             return
         self.received = offset
+        if self._is_moving:
+            return
         if not self._batches:
             all_processed = self._processed == self._position
             self._position = offset

@@ -18,9 +18,15 @@ class Unreachable(Refused):
 
 
 class Reconnect(Exception):
-    """The connection is unusable: open another one, not before `after_s`. Callers never see this error."""
+    """The connection is unusable: open another one, not before `after_s`. Callers never see this error.
 
-    def __init__(self, after_s: float = 0.0, cause: Refused | None = None) -> None:
+    `is_requested`: the client itself wants another connection; nothing has failed.
+    """
+
+    def __init__(
+        self, after_s: float = 0.0, cause: Refused | None = None, *, is_requested: bool = False
+    ) -> None:
         super().__init__()
         self.after_s = after_s
         self.cause = cause
+        self.is_requested = is_requested

@@ -49,9 +49,9 @@ def decide(
 
     `run`: with ABORT, drop only the parts that this run of the job has staged (`attempt_of`), if any; parts
     that another driver has staged under the same name stay. `stream` (its name or id), `partition`: where the
-    job was staged, as for `SyncProducer`: each partition has jobs of its own. `failed`: called with the error of each failed
-    attempt. When this returns, the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …: nothing
-    is decided), Unreachable (the outcome is unknown), UsageError.
+    job was staged, as for `SyncProducer`: each partition has jobs of its own. `failed`: called with the error
+    of each failed attempt. When this returns, the decision is on disk. Raises Refused (UNKNOWN_JOB,
+    JOB_DECIDED, …: nothing is decided), Unreachable (the outcome is unknown), UsageError.
     """
     part_list = tuple(parts)
     if len(part_list) > PARTS_MAX:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from delta_prop_wire.bounds import check_integer, check_name
+from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import PARTITION_BITS
 from delta_prop_wire.stamp import DEFAULT_LOG, LogName
+from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from delta_prop_wire.delta import Delta
     from delta_prop_wire.frames import StreamDescription
 
 DEFAULT_STREAM = "default"
 STREAM_BYTES_MAX = 249
 STREAM_ID_MAX = (1 << 32) - 1
+CallPartition: TypeAlias = "int | Literal['sticky'] | None"
+"""The partition of a call for all partitions: a number, a sticky one, or None: that of each vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +71,27 @@ def stream_with_id(streams: Iterable[StreamDescription], stream_id: int) -> Stre
         if stream.stream == stream_id:
             return stream
     raise UsageError(f"stream {stream_id}: the service has none with this id: give a name, or another id")
+
+
+def check_call_partition(partition: object, count: int) -> int | None:
+    """Return the number that a caller names; None for a sticky partition. Raises UsageError."""
+    if partition == "sticky":
+        return None
+    if not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition < count:
+        raise UsageError(f"partition {partition!r:.40}: give 'sticky', or a number from 0 to {count - 1}")
+    return partition
+
+
+def check_messages(deltas: Sequence[Delta]) -> None:
+    """Raise UsageError unless each delta may go to any partition: an opaque message, whatever precedes it."""
+    for row, delta in enumerate(deltas):
+        kind = delta.operation.kind
+        if kind <= Kind.METADATA and kind != Kind.OPAQUE:
+            raise UsageError(
+                f"row {row}: partition 'sticky' takes only opaque messages, not {kind_name(kind)}: leave "
+                "`partition` out, so that the delta is in the partition of its vector"
+            )
+        if delta.expect is not None:
+            raise UsageError(
+                f"row {row}: `expect` depends on the partition of the vector: leave `partition` out"
+            )

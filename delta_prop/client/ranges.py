@@ -36,6 +36,7 @@ from delta_prop_wire.frames import (
     Welcome,
 )
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 from delta_prop_wire.topics import ALL, Topic
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class LogBounds(NamedTuple):
 
 
 class RangeReader:
-    """Reads from one service, by any of its addresses. Holds no connection."""
+    """Reads a partition of one service, by any of its addresses. Holds no connection."""
 
     def __init__(
         self,
@@ -64,8 +65,10 @@ class RangeReader:
         token: str | None = None,
         tls: Tls | None = None,
         settings: ClientSettings | None = None,
+        partition: LogName = DEFAULT_LOG,
     ) -> None:
         self._addresses = parse_addresses(addresses)
+        self._partition = partition
         self._token = token
         self._tls = tls
         check_connection(token, tls)
@@ -164,8 +167,15 @@ class RangeReader:
             address, self._settings.connect_timeout_s, context, name, self._settings
         )
         try:
-            origins = () if claim is None else (claim,)
-            yield _OpenConnection(connection, Hello(token=self._token, client=_CLIENT_NAME, origins=origins))
+            stream, partition = self._partition
+            hello = Hello(
+                token=self._token,
+                client=_CLIENT_NAME,
+                origins=() if claim is None else (claim._replace(stream=stream),),
+                stream=stream,
+                partition=partition,
+            )
+            yield _OpenConnection(connection, hello)
         finally:
             connection.close()
 

@@ -129,6 +129,9 @@ class ReconnectingLink:
             try:
                 cause = await self._connect(address)
             except Reconnect as reconnect:
+                if reconnect.is_requested:
+                    since, limit_s = self._now(), settings.reconnect_timeout_s
+                    continue
                 after_s = reconnect.after_s
                 cause = reconnect.cause or ConnectionError("the service asks to reconnect")
             if not self.welcomed.is_set():

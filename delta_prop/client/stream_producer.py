@@ -28,7 +28,12 @@ from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.receipt import Receipt
 from delta_prop.client.connector import Connector
 from delta_prop.client.counts import Counts
-from delta_prop.client.partition_choice import PartitionChoice
+from delta_prop.client.partition_choice import (
+    CallPartition,
+    PartitionChoice,
+    check_call_partition,
+    check_messages,
+)
 from delta_prop.client.partitioning import (
     OTHERS_TIMEOUT_S,
     Part,
@@ -40,6 +45,7 @@ from delta_prop.client.partitioning import (
 )
 from delta_prop.client.producer import Producer
 from delta_prop.client.settings import ClientSettings
+from delta_prop.client.sticky_partition import StickyPartition, partition_of_counter
 from delta_prop.client.stream_lookup import describe_stream
 from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.bounds import check_name
@@ -122,6 +128,7 @@ class StreamProducer:
         tls: Tls | None = None,
         ack_level: AckLevel | str | None = None,
         source: Source = Source.LOCAL,
+        numbered: bool = False,
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
@@ -137,6 +144,7 @@ class StreamProducer:
             tls=tls,
             ack_level=ack_level,
             source=source,
+            numbered=numbered,
             settings=replace(
                 self.settings,
                 close_timeout_s=_CLOSE_TIMEOUT_S,
@@ -147,6 +155,7 @@ class StreamProducer:
         self._new_producer()  # checks the arguments
         self._opened_map: PartitionMap | None = None
         self._producers: list[Producer] = []
+        self._sticky: StickyPartition
         self._exit = AsyncExitStack()
 
     # --- opening and closing
@@ -154,9 +163,10 @@ class StreamProducer:
     async def __aenter__(self) -> StreamProducer:
         if self._opened_map is not None:
             raise UsageError(f"producer {self.name!r} was opened before: create another one")
-        self._connector.open()
+        world = self._connector.open()
         stream = await describe_stream(self.stream, self._connector)
         self._opened_map = PartitionMap(stream.count)
+        self._sticky = StickyPartition(stream.count, world.randomness.fork("sticky partition"))
         self._producers = [
             self._new_producer(stream=stream.stream, partition=partition) for partition in range(stream.count)
         ]
@@ -231,31 +241,39 @@ class StreamProducer:
     # --- calls
 
     async def publish(
-        self, *deltas: Delta, after: Sequence[StreamCause] = (), timeout_s: float | None = None
+        self,
+        *deltas: Delta,
+        partition: CallPartition = None,
+        after: Sequence[StreamCause] = (),
+        timeout_s: float | None = None,
     ) -> StreamPublished:
         """Send each delta to its partition, and wait for all acknowledgements; see `Producer.publish`.
 
-        First waits for the deltas that `after` names in other partitions. Raises Refused; StreamRefused if
-        only some partitions have acknowledged their part.
+        First waits for the deltas that `after` names in other partitions. `partition`: sends all to one
+        partition instead, by its number; "sticky", for opaque messages: to the present one, which changes
+        from time to time. Raises Refused; StreamRefused if only some partitions have acknowledged their part.
         """
         priority, opaque_only = validate(deltas)
         if opaque_only and len(deltas) == 1 and not after:  # the fast path
             delta = deltas[0]
-            partition = self._map().find(delta.namespace, delta.vector_id)
-            ack = await self._producers[partition].publish(delta, timeout_s=timeout_s)
-            return StreamPublished(1, (Part(partition, _FIRST_ROW, ack),))
-        parts = self._map().group_rows(deltas)
-        await self._wait_remote(after, [partition for partition, _ in parts], timeout_s)
+            if partition is None:
+                number = self._map().find(delta.namespace, delta.vector_id)
+            else:
+                number = self._choose(deltas, partition)
+            ack = await self._producers[number].publish(delta, timeout_s=timeout_s)
+            return StreamPublished(1, (Part(number, _FIRST_ROW, ack),))
+        parts = self._group_rows(deltas, partition)
+        await self._wait_remote(after, [number for number, _ in parts], timeout_s)
         calls = {
-            partition: partial(
-                self._producers[partition].publish_checked,
+            number: partial(
+                self._producers[number].publish_checked,
                 priority,
-                [_with_local_parents(deltas[row], partition) for row in rows],
+                [_with_local_parents(deltas[row], number) for row in rows],
                 opaque_only=opaque_only,
-                after=_local_dependencies(after, partition),
+                after=_local_dependencies(after, number),
                 timeout_s=timeout_s,
             )
-            for partition, rows in parts
+            for number, rows in parts
         }
         return await self._call_all(parts, calls)
 
@@ -286,37 +304,60 @@ class StreamProducer:
         }
         return await self._call_all(parts, calls)
 
-    def offer(self, *deltas: Delta, after: Sequence[StreamCause] = ()) -> StreamReceipt:
-        """Send each delta to its partition. Never waits; see `Producer.offer`.
+    def offer(
+        self, *deltas: Delta, partition: CallPartition = None, after: Sequence[StreamCause] = ()
+    ) -> StreamReceipt:
+        """Send each delta to its partition. Never waits; see `Producer.offer`. `partition`: as of `publish`.
 
         Raises UsageError if `after` names a delta that another partition has not acknowledged yet; use
         `publish` then, which waits for the acknowledgement.
         """
         check_deltas(deltas)
-        parts = self._map().group_rows(deltas)
-        for cause in _remote_receipts(after, [partition for partition, _ in parts]):
+        parts = self._group_rows(deltas, partition)
+        for cause in _remote_receipts(after, [number for number, _ in parts]):
             if not cause.done:
                 raise UsageError(
                     "`after` names a delta that another partition has not acknowledged yet: use publish"
                 )
             cause.result()
-        local_after = {partition: _local_dependencies(after, partition) for partition, _ in parts}
+        local_after = {number: _local_dependencies(after, number) for number, _ in parts}
         local_deltas = {
-            partition: [_with_local_parents(deltas[row], partition) for row in rows]
-            for partition, rows in parts
+            number: [_with_local_parents(deltas[row], number) for row in rows] for number, rows in parts
         }
-        for partition, _ in parts:
-            self._producers[partition].check()
+        for number, _ in parts:
+            self._producers[number].check()
         return StreamReceipt(
             [
                 (
-                    partition,
+                    number,
                     rows,
-                    self._producers[partition].offer(*local_deltas[partition], after=local_after[partition]),
+                    self._producers[number].offer(*local_deltas[number], after=local_after[number]),
                 )
-                for partition, rows in parts
+                for number, rows in parts
             ]
         )
+
+    def offer_numbered(
+        self,
+        counter: int,
+        delta: Delta,
+        then: Callable[[Receipt], None],
+        *,
+        partition: CallPartition = None,
+    ) -> int:
+        """Send a delta under the caller's counter; return its partition. See `Producer.offer_numbered`.
+
+        `partition`: as of `publish`, but the sticky one follows from the counter, so that a repeated import
+        sends each message where it was sent before.
+        """
+        check_deltas([delta])
+        if partition == "sticky":
+            check_messages([delta])
+            number = partition_of_counter(counter, self._map().count)
+        else:
+            ((number, _),) = self._group_rows([delta], partition)
+        self._producers[number].offer_numbered(counter, _with_local_parents(delta, number), then)
+        return number
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait for the outcomes of all offers. Raises TimeoutError, or the error that ended a producer."""
@@ -342,6 +383,33 @@ class StreamProducer:
             raise UsageError(f"producer {self.name!r} is not open yet: use it inside its `async with`")
         return self._opened_map
 
+    def _group_rows(
+        self, deltas: Sequence[Delta], partition: CallPartition
+    ) -> Sequence[tuple[int, Sequence[int]]]:
+        """Return (partition, rows) for each partition that gets some of the deltas. Raises UsageError."""
+        if partition is None:
+            return self._map().group_rows(deltas)
+        return [(self._choose(deltas, partition), range(len(deltas)))]
+
+    def _choose(self, deltas: Sequence[Delta], partition: CallPartition) -> int:
+        """Return the partition that a call names for its deltas. Raises UsageError."""
+        number = check_call_partition(partition, self._map().count)
+        if number is not None:
+            return number
+        check_messages(deltas)
+        now = self._connector.world.clock.now()
+        if self._sticky.has_ended(now):
+            self._sticky.move(now, self._blocked_partitions())
+        return self._sticky.take(len(deltas))
+
+    def _blocked_partitions(self) -> list[int]:
+        """Return the partitions that delay what was sent to them. Without offers, one may work again."""
+        return [
+            number
+            for number, producer in enumerate(self._producers)
+            if producer.in_flight_offers > 0 and producer.waits_for is not None
+        ]
+
     async def _wait_remote(
         self, after: Sequence[StreamCause], partitions: Sequence[int], timeout_s: float | None
     ) -> None:
@@ -360,7 +428,7 @@ class StreamProducer:
 
     @staticmethod
     async def _call_all(
-        parts: Sequence[tuple[int, list[int]]], calls: Mapping[int, Callable[[], Awaitable[PublishAck]]]
+        parts: Sequence[tuple[int, Sequence[int]]], calls: Mapping[int, Callable[[], Awaitable[PublishAck]]]
     ) -> StreamPublished:
         """Run the calls concurrently, and join their outcomes."""
         outcomes: dict[int, PublishAck | Refused] = {}

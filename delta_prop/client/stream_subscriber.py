@@ -16,20 +16,22 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 
-from delta_prop.client.change_signal import ChangeSignal
+from delta_prop.client.closing import close_tasks
 from delta_prop.client.connector import Connector
 from delta_prop.client.consumer_state import CREDIT
 from delta_prop.client.delivered_batch import DeliveredBatch
 from delta_prop.client.partition_choice import PartitionChoice
+from delta_prop.client.partition_readers import PartitionReaders
 from delta_prop.client.partitioning import OTHERS_TIMEOUT_S, none_answered
-from delta_prop.client.service_identity import LogMismatch
+from delta_prop.client.positions import StartPosition, time_start
 from delta_prop.client.settings import ClientSettings
 from delta_prop.client.stream_lookup import describe_stream
-from delta_prop.client.subscriber import StartPosition, Subscriber
+from delta_prop.client.subscriber import Subscriber
 from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, Source
 from delta_prop_wire.errors import UsageError
+from delta_prop_wire.frames import Start, StartAt
 
 T = TypeVar("T")
 
@@ -49,11 +51,11 @@ class StreamDelivered(NamedTuple):
 class StreamSubscriber:
     """`async with StreamSubscriber("host:7373", "ns:docs", stream="orders") as s: async for one in s: …`
 
-    While a partition does not answer, the deltas of the others are delivered. With `group`, each partition
-    stores the reader's cursor beside its own log.
+    It reads all partitions, or those that `assign` names. While a partition does not answer, the deltas of
+    the others are delivered. With `group`, each partition stores the reader's cursor beside its own log.
 
-    *Resources*: a `Subscriber` for each partition. *Errors*: an error that ends one of them ends all;
-    otherwise its deltas would be missed silently. When it opens, also Refused (UNKNOWN_STREAM).
+    *Resources*: a `Subscriber` for each partition that it reads. *Errors*: an error that ends one of them
+    ends all; otherwise its deltas would be missed silently. When it opens, also Refused (UNKNOWN_STREAM).
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class StreamSubscriber:
         addresses: str | Iterable[str],
         *topics: str,
         stream: str | int,
+        partitions: Iterable[int] = (),
         start: StreamStart | None = None,
         group: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
@@ -73,9 +76,10 @@ class StreamSubscriber:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`addresses`: those of one service, tried in turn. `stream`: its name or id. `start`: as for
-        `Subscriber`, but no offset; or the `cursors` of an earlier subscriber. `credit`: the deltas and bytes
-        of each partition that may be here and not taken yet. Others: as for `Subscriber`.
+        """`addresses`: those of one service, tried in turn. `stream`: its name or id. `partitions`: read only
+        these, as `assign` says; none: all. `start`: as for `Subscriber`, but no offset; or the `cursors` of
+        an earlier subscriber. `credit`: the deltas and bytes of each partition that may be here and not taken
+        yet. Others: as for `Subscriber`.
         """
         self.name, self.stream = name, PartitionChoice(stream).stream
         self._connector = Connector(addresses, token=token, tls=tls, settings=settings, world=world)
@@ -97,57 +101,56 @@ class StreamSubscriber:
             world=world,
         )
         self._new_subscriber(start=None if isinstance(self._start, list) else self._start)  # checks all
-        self._subscribers: list[Subscriber] = []
+        self._first_partitions = tuple(partitions)
+        self._readers: PartitionReaders | None = None
         self._paused: set[int] = set()
-        self._turn = 0  # the partition that is served next
         self._last: int | None = None  # the partition of what was returned last
         self._exit = AsyncExitStack()
 
     # --- opening and closing
 
     async def __aenter__(self) -> StreamSubscriber:
-        if self._subscribers:
+        if self._readers is not None:
             raise UsageError(f"subscriber {self.name!r} was opened before: create another one")
         self._connector.open()
         stream = await describe_stream(self.stream, self._connector)
         starts = _starts_of(self._start, stream.name, stream.count)
-        self._changes = ChangeSignal()
-        self._subscribers = [
-            self._new_subscriber(
-                stream=stream.stream,
-                partition=partition,
-                start=start,
-                log_id=start.log_id if isinstance(start, Cursor) else None,
-            )
-            for partition, start in enumerate(starts)
-        ]
         await self._exit.__aenter__()
+        readers = self._readers = PartitionReaders(
+            partial(self._new_subscriber, stream=stream.stream),
+            starts,
+            is_grouped=self._new_subscriber.keywords["group"] is not None,
+            tasks=await self._exit.enter_async_context(anyio.create_task_group()),
+        )
         try:
-            for subscriber in self._subscribers:
-                await subscriber.begin(self._changes.notify)
-                self._exit.push_async_exit(subscriber)
-            await self._wait_started()
+            readers.assign(self._first_partitions)
+            await self._wait_started(readers)
         except BaseException as error:
-            await self._exit.__aexit__(type(error), error, error.__traceback__)
+            await self._close(error)
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._exit.__aexit__(kind, error, trace)
+        await self._close(error)
 
-    async def _wait_started(self) -> None:
+    async def _close(self, error: BaseException | None) -> None:
+        if self._readers is not None:
+            self._readers.close()
+        await close_tasks(self._exit, error)
+
+    async def _wait_started(self, readers: PartitionReaders) -> None:
         """Wait until all partitions have answered, or up to `OTHERS_TIMEOUT_S` after the first answer."""
         with anyio.move_on_after(self.settings.open_timeout_s) as scope:
-            while not all(subscriber.started for subscriber in self._subscribers):
-                for partition in range(self.partitions):
-                    self._take(partition, Subscriber.check)
-                if any(subscriber.started for subscriber in self._subscribers):
+            while not all(subscriber.started for subscriber in readers.all()):
+                for partition in readers.turns:
+                    readers.take(partition, Subscriber.check)
+                if any(subscriber.started for subscriber in readers.all()):
                     scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_TIMEOUT_S)
-                await self._changes.wait()
-        if not any(subscriber.started for subscriber in self._subscribers):
-            raise none_answered(self.stream, self.partitions, self.settings.open_timeout_s)
+                await readers.changes.wait()
+        if not any(subscriber.started for subscriber in readers.all()):
+            raise none_answered(self.stream, readers.count, self.settings.open_timeout_s)
 
     # --- reading
 
@@ -155,11 +158,12 @@ class StreamSubscriber:
         return self
 
     async def __anext__(self) -> StreamDelivered:
-        while (found := self._poll(Subscriber.take_row)) is None:
-            await self._changes.wait()
+        readers = self._check_open()
+        while (found := self._poll(readers, Subscriber.take_row)) is None:
+            await readers.changes.wait()
         partition, (batch, row) = found
         if row + 1 < batch.count:
-            self._turn = partition  # the rest of its batch comes next
+            readers.turns.rotate(1)  # the rest of its batch comes next
         return StreamDelivered(partition, *batch.row(row))
 
     async def next_batch(self) -> tuple[int, DeliveredBatch]:
@@ -167,8 +171,9 @@ class StreamSubscriber:
 
         Raises the error that ended a subscriber.
         """
-        while (found := self._poll(Subscriber.take_batch)) is None:
-            await self._changes.wait()
+        readers = self._check_open()
+        while (found := self._poll(readers, Subscriber.take_batch)) is None:
+            await readers.changes.wait()
         return found
 
     async def batches(self) -> AsyncIterator[tuple[int, DeliveredBatch]]:
@@ -181,73 +186,109 @@ class StreamSubscriber:
 
         Raises UsageError.
         """
-        self._paused.update([self._check_partition(partition) for partition in partitions])
+        self._paused.update(list(map(self._check_open().check, partitions)))
 
     def resume(self, *partitions: int) -> None:
         """Return deltas of these partitions again. Raises UsageError."""
-        self._paused.difference_update([self._check_partition(partition) for partition in partitions])
-        self._changes.notify()
+        readers = self._check_open()
+        self._paused.difference_update(list(map(readers.check, partitions)))
+        readers.changes.notify()
 
     def ack(self, partition: int, offset: int) -> None:
         """Note that all deltas of a partition up to and including `offset` are processed. Never waits.
 
         Raises UsageError.
         """
-        self._subscribers[self._check_partition(partition)].ack(offset)
+        self._check_open().get(partition).ack(offset)
+
+    # --- positions
+
+    def assign(self, *partitions: int) -> None:
+        """Read only these partitions from now on; without any: all.
+
+        The unread deltas of the others are dropped. A partition that is assigned again continues at its
+        cursor. Raises UsageError.
+        """
+        self._check_open().assign(partitions)
+
+    def seek(self, partition: int, position: StartPosition) -> None:
+        """Return the deltas of a partition from `position` on next; see `Subscriber.seek`.
+
+        Raises UsageError, also if the partition is not assigned.
+        """
+        self._check_open().get(partition).seek(position)
+
+    async def end_offsets(self) -> list[int]:
+        """Ask for the end of each partition; see `Subscriber.end_offset`. Raises Refused, UsageError."""
+        return await self._check_open().find_offsets(Start(StartAt.LATEST))
+
+    async def offsets_for_time(self, time: datetime) -> list[int]:
+        """Ask for the offset of a time in each partition; see `Subscriber.offset_for_time`.
+
+        Raises Refused, UsageError.
+        """
+        return await self._check_open().find_offsets(time_start("time", time))
 
     @property
     def partitions(self) -> int:
         """The number of partitions of the stream. Raises UsageError before the subscriber is open."""
-        self._check_open()
-        return len(self._subscribers)
+        return self._check_open().count
+
+    @property
+    def assigned(self) -> list[int]:
+        """The partitions that it reads. Raises UsageError before the subscriber is open."""
+        return sorted(self._check_open().turns)
 
     @property
     def cursors(self) -> list[Cursor | None]:
-        """The cursor of each partition, for `start` of a later subscriber; None where it has not answered.
+        """The cursor of each partition, for `start` of a later subscriber; None where nothing was read.
 
         Raises UsageError before the subscriber is open.
         """
-        self._check_open()
-        return [subscriber.cursor for subscriber in self._subscribers]
+        readers = self._check_open()
+        return [readers.cursor(partition) for partition in range(readers.count)]
+
+    @property
+    def started(self) -> bool:
+        """True if all partitions that it reads have answered."""
+        return self._readers is not None and all(one.started for one in self._readers.all())
+
+    @property
+    def standing_by(self) -> list[int]:
+        """The partitions whose deltas another reader of the group gets, until it leaves."""
+        readers = self._check_open()
+        return [partition for partition in self.assigned if readers.get(partition).standing_by]
+
+    @property
+    def waits_for(self) -> Exception | None:
+        """The reason why a partition that it reads has no connection, if known; the first such reason."""
+        causes = () if self._readers is None else (one.waits_for for one in self._readers.all())
+        return next((cause for cause in causes if cause is not None), None)
 
     # --- helpers
 
-    def _poll(self, take: Callable[[Subscriber], T | None]) -> tuple[int, T] | None:
+    def _poll(
+        self, readers: PartitionReaders, take: Callable[[Subscriber], T | None]
+    ) -> tuple[int, T] | None:
         """Return the next partition in turn that has something, and this; None if none has."""
-        self._check_open()
-        if self._last is not None:
-            self._subscribers[self._last].mark_processed()
-        for _ in self._subscribers:
-            partition = self._turn
-            self._turn = (partition + 1) % len(self._subscribers)
+        readers.note_processed(self._last)
+        turns = readers.turns
+        for _ in range(len(turns)):
+            partition = turns[0]
+            turns.rotate(-1)
             if partition in self._paused:
-                self._take(partition, Subscriber.check)
+                readers.take(partition, Subscriber.check)
                 continue
-            taken = self._take(partition, take)
+            taken = readers.take(partition, take)
             if taken is not None:
                 self._last = partition
                 return partition, taken
         return None
 
-    def _take(self, partition: int, take: Callable[[Subscriber], T]) -> T:
-        """Take from a partition. Raises the error that ended its subscriber."""
-        try:
-            return take(self._subscribers[partition])
-        except LogMismatch as mismatch:
-            raise UsageError(
-                f"partition {partition}: its log is {mismatch.log_id.hex()}, but its cursor is of another "
-                "one: give the cursors of this stream, in the order of its partitions"
-            ) from None
-
-    def _check_open(self) -> None:
-        if not self._subscribers:
+    def _check_open(self) -> PartitionReaders:
+        if self._readers is None:
             raise UsageError(f"subscriber {self.name!r} is not open yet: use it inside its `async with`")
-
-    def _check_partition(self, partition: int) -> int:
-        last = self.partitions - 1
-        if not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition <= last:
-            raise UsageError(f"partition {partition!r:.60}: give one from 0 to {last}")
-        return partition
+        return self._readers
 
 
 def _check_start(start: object) -> str | datetime | list[Cursor | None] | None:
@@ -263,7 +304,7 @@ def _check_start(start: object) -> str | datetime | list[Cursor | None] | None:
 
 def _starts_of(
     start: str | datetime | list[Cursor | None] | None, stream: str, count: int
-) -> Sequence[StartPosition | None]:
+) -> list[StartPosition | None]:
     """Return the start in each partition; a partition without a cursor starts at its beginning.
 
     Raises UsageError.

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import anyio
 
@@ -23,24 +23,31 @@ from delta_prop.client.connector import Connector
 from delta_prop.client.consumer_state import CREDIT, ConsumerState, RequestOutcome
 from delta_prop.client.delivered_batch import DeliveredBatch
 from delta_prop.client.partition_choice import DEFAULT_STREAM, PartitionChoice
+from delta_prop.client.positions import StartPosition, parse_position, resolve_time, time_start
+from delta_prop.client.queries import Query
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.client.session import Session
 from delta_prop.client.settings import ClientSettings
 from delta_prop.client.stream_lookup import find_partition
-from delta_prop.platform.dates import TIME_EXAMPLES, check_past, parse_time
 from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.bounds import check_integer, check_name
 from delta_prop_wire.compression import available_codecs
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
-from delta_prop_wire.frames import Backpressure, Filter, Frame, Hello, Start, StartAt, Subscription, Welcome
+from delta_prop_wire.frames import (
+    Backpressure,
+    Filter,
+    FindOffsets,
+    Frame,
+    Hello,
+    Start,
+    StartAt,
+    Subscription,
+    Welcome,
+)
 from delta_prop_wire.spec import BATCH_ROWS_MAX, VECTOR_ID_BYTES_MAX
-
-StartPosition: TypeAlias = str | int | datetime | Cursor
-"""The position to start at: an end of the log (`earliest`, `latest`), an offset, a time (a datetime, or text
-such as `1h`, `yesterday`, `2026-01-31T12:00:00Z`), or a cursor.
-"""
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 LAST_ACK_TIMEOUT_S = 1.0
 """Seconds for which closing waits until the last acknowledgement is sent."""
@@ -54,7 +61,8 @@ class Subscriber:
 
     It resumes from its cursor when a connection breaks. With `group`, the service stores the reader's
     cursor: after all deltas before the last one returned (`ack="auto"`), or after `ack(offset)`
-    (`"manual"`). One reader of a group at a time gets deltas; the others stand by until it leaves.
+    (`"manual"`). One reader of a group at a time gets deltas; the others stand by until it leaves. `seek`
+    changes the position, `pause` stops the deltas for a while.
 
     *Resources*: a connection and its tasks; they end with the `async with`.
     *Errors*: Refused: CURSOR_TOO_OLD if the log no longer has the next rows, UNKNOWN_TOPIC, UNAUTHORIZED;
@@ -105,7 +113,14 @@ class Subscriber:
         self._auto = ack == "auto"
         features = tuple(codec.name.lower() for codec in available_codecs()) if compressed else ()
         self._choice = PartitionChoice(stream, partition)
-        self._hello = Hello(features=features, token=token, client=name[:60])
+        log = self._choice.known or DEFAULT_LOG
+        self._hello = Hello(
+            features=features,
+            token=token,
+            client=name[:60],
+            stream=log.stream,
+            partition=log.partition,
+        )
         self._template = Subscription(
             1,
             tuple(parse_topics(topics)),
@@ -119,7 +134,7 @@ class Subscriber:
         self._start = start
         self._credit, self._log_id = parse_credit(credit), log_id
         self._last_subscription = 1
-        self._sending = False
+        self._sending = self._is_paused = False
         self._on_ready: Callable[[], None] = _ignore
         self._consumer_state = ConsumerState(self._template, credit=self._credit, log_id=log_id)
         self._exit = AsyncExitStack()
@@ -128,7 +143,8 @@ class Subscriber:
     # --- opening and closing
 
     async def __aenter__(self) -> Subscriber:
-        await self.begin()
+        self.begin()
+        await self._start_tasks()
         try:
             while not self._consumer_state.started:
                 self._check_open()
@@ -138,25 +154,37 @@ class Subscriber:
             raise
         return self
 
-    async def begin(self, on_ready: Callable[[], None] | None = None) -> None:
-        """Open without waiting until the service answers; `__aexit__` ends it.
+    def begin(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Open, for a caller that awaits `run` next, which connects.
 
         `on_ready` is called when there may be something for `take_batch` or `take_row`.
         """
         if self._state != "not open yet":
             raise UsageError(f"this subscriber is {self._state}: create another one")
         world = self._connector.open()
-        self._resolve_time(world.clock.wall_us())
+        self._resolve_start(world.clock.wall_us())
         self._changes = ChangeSignal()
         self._on_ready = on_ready or _ignore
         if self._template.group is not None:
             self._consumer_state.member = world.randomness.bytes(MEMBER_BYTES)
         self._link = ReconnectingLink(self._connector, self)
+        self._state = "open"
+
+    async def run(self, is_ended: anyio.Event) -> None:
+        """Keep the connection until the event is set, and close; `begin` has been called before."""
+        await self._start_tasks()
+        try:
+            await is_ended.wait()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
+        await self.__aexit__(None, None, None)
+
+    async def _start_tasks(self) -> None:
         await self._exit.__aenter__()
         tasks = await self._exit.enter_async_context(anyio.create_task_group())
         self._exit.callback(tasks.cancel_scope.cancel)
         tasks.start_soon(self._run)
-        self._state = "open"
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -217,7 +245,7 @@ class Subscriber:
     def take_batch(self) -> DeliveredBatch | None:
         """Return the next batch if there is one now, else None. Raises the reason why none will come."""
         self._mark_processed()
-        batch = self._consumer_state.take()
+        batch = None if self._is_paused else self._consumer_state.take()
         if batch is None:
             self._check_open()
         else:
@@ -230,12 +258,22 @@ class Subscriber:
         Raises the reason why none will come.
         """
         self._mark_processed()
-        taken = self._consumer_state.take_row()
+        taken = None if self._is_paused else self._consumer_state.take_row()
         if taken is None:
             self._check_open()
         elif taken[1] + 1 == taken[0].count or self._template.group is not None:
             self._link.notify()  # the previous row may be acknowledged now, and credit granted
         return taken
+
+    def pause(self) -> None:
+        """Return no deltas until `resume`; up to `credit` of them wait here, the others in the log."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Return deltas again."""
+        self._is_paused = False
+        if self._state == "open":
+            self._notify()
 
     def mark_processed(self) -> None:
         """Note that all that was returned is processed, if `ack` is auto; requesting more does so, too."""
@@ -269,6 +307,52 @@ class Subscriber:
         """
         self._consumer_state.ack(offset)
         self._link.notify()
+
+    def seek(self, position: StartPosition) -> None:
+        """Return the deltas from `position` on next, and drop those received: an offset, "earliest",
+        "latest", a time or a cursor of this log.
+
+        A position that the log does not have ends the subscriber, as `start` does. The cursor of a group
+        moves with the next acknowledgement; if the position is before the deltas received, it moves there.
+        Raises UsageError.
+        """
+        self._check_open()
+        start = parse_position("position", position)
+        start = resolve_time("position", position, start, self._connector.world.clock.wall_us())
+        self._consumer_state.seek(start, LogName(self._hello.stream, self._hello.partition))
+        self._link.notify()
+
+    async def end_offset(self) -> int:
+        """Ask for the offset after the last delta that readers can see now. Raises Refused, UsageError."""
+        return await self.find_offset(Start(StartAt.LATEST))
+
+    async def offset_for_time(self, time: datetime) -> int:
+        """Ask for the offset of the first delta logged at `time` or later; if none is, for the end.
+
+        Raises Refused (BAD_REQUEST if the log is in memory), UsageError.
+        """
+        return await self.find_offset(time_start("time", time))
+
+    async def find_offset(self, start: Start, partition: int | None = None) -> int:
+        """Ask for the offset of a start in the log; `partition`: in another one of the stream.
+
+        Raises Refused, UsageError.
+        """
+        self._check_open()
+        log = LogName(self._hello.stream, self._hello.partition if partition is None else partition)
+        queries = self._consumer_state.queries
+        query = queries.add(Query(FindOffsets((start,), *log)))
+        try:
+            self._link.notify()
+            while not query.done:
+                self._check_open()
+                await self._changes.wait()
+        finally:
+            queries.discard(query)
+        if query.found is None:
+            assert query.refusal is not None
+            raise query.refusal
+        return query.found.offsets[0]
 
     @property
     def manual(self) -> bool:
@@ -378,15 +462,12 @@ class Subscriber:
 
     # --- helpers
 
-    def _resolve_time(self, now_us: int) -> None:
-        """Resolve a start given as a relative time. Raises UsageError if it lies in the future."""
-        given, start = self._start, self._template.start
-        if start is None or start.kind is not StartAt.TIME:
+    def _resolve_start(self, now_us: int) -> None:
+        """Resolve a start given as a time. Raises UsageError if it lies in the future."""
+        start = resolve_time("start", self._start, self._template.start, now_us)
+        if start == self._template.start:
             return
-        time_us = parse_time(given, now_us) if isinstance(given, str) else start.value
-        assert isinstance(time_us, int), "the constructor has checked it"
-        check_past("start", str(given), time_us, now_us)
-        self._template = replace(self._template, start=Start(StartAt.TIME, max(time_us, 0)))
+        self._template = replace(self._template, start=start)
         self._consumer_state = ConsumerState(self._template, credit=self._credit, log_id=self._log_id)
 
     def _mark_processed(self) -> None:
@@ -424,21 +505,7 @@ class _Batches:
 def _parse_start(start: StartPosition | None, group: str | None) -> Start:
     if start is None:
         return Start(StartAt.LATEST if group is None else StartAt.GROUP)
-    if isinstance(start, Cursor):
-        return Start(StartAt.CURSOR, start)
-    if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise UsageError(f"start {start}: no time zone: give one, such as datetime.timezone.utc")
-        return Start(StartAt.TIME, round(start.timestamp() * 1_000_000))
-    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
-        return Start(StartAt.OFFSET, start)
-    if start in ("earliest", "latest"):
-        return Start(StartAt(start))
-    if isinstance(start, str) and parse_time(start, 0) is not None:
-        return Start(StartAt.TIME, 0)  # `_resolve_time` sets it when the subscriber opens
-    raise UsageError(
-        f"start {start!r:.60}: give earliest, latest, an offset, a datetime, a Cursor, or {TIME_EXAMPLES}"
-    )
+    return parse_position("start", start)
 
 
 def _make_filter(sources: Sequence[Source], priorities: Sequence[Priority]) -> Filter | None:

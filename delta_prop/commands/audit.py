@@ -25,6 +25,7 @@ from delta_prop.client import SyncProducer
 from delta_prop.client.service_identity import LogMismatch
 from delta_prop.commands.spark_checks import check_directory, check_output, check_tables, remote_of
 from delta_prop.commands.spark_output import ROWS_MAX, put_rows
+from delta_prop.commands.tables import name_of
 from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop.platform import system
 from delta_prop.spark.arguments import FORMATS
@@ -57,7 +58,14 @@ def run_audit(options: Namespace) -> int:
         with StorageSinkFile(options.storage):
             pass  # opening the file raises if it is not a valid sink file
     sink = options.storage if options.contents is None else Lines(options.contents)
-    differences = audit(options.data, sink, next_offset=options.next_offset, name=name)
+    differences = audit(
+        options.data,
+        sink,
+        next_offset=options.next_offset,
+        name=name,
+        stream=options.stream,
+        partition=options.partition,
+    )
     counts: Counter[str] = Counter()
     progress = system.Progress()
     progress.report("the sink is compared with the log")
@@ -125,9 +133,11 @@ def find_repair_target(options: Namespace) -> Remote | None:
 def find_sink_name(options: Namespace) -> str | None:
     """Return the audited sink's name; None if unknown. Raises UsageError if no sink has the given name."""
     if options.sink is not None:
-        read_quarantined_keys(options.data, options.sink)
+        read_quarantined_keys(options.data, options.sink, name_of(options))
         return str(options.sink)
-    return "storage" if options.storage is not None and "storage" in read_known_sinks(options.data) else None
+    if options.storage is None:
+        return None
+    return "storage" if "storage" in read_known_sinks(options.data, name_of(options)) else None
 
 
 def apply_repair(deltas: Iterable[Delta], options: Namespace, target: Remote | None) -> RepairResult:
@@ -138,7 +148,8 @@ def apply_repair(deltas: Iterable[Delta], options: Namespace, target: Remote | N
     if target is None:
         import anyio
 
-        return anyio.run(partial(repair_directory, deltas, options.data))
+        place = {"stream": options.stream, "partition": options.partition}
+        return anyio.run(partial(repair_directory, deltas, options.data, **place))
     with _open_producer(target, options) as producer:
         return repair(deltas, producer)
 
@@ -164,9 +175,15 @@ def note_repair(result: RepairResult, counts: Counter[str]) -> int:
 def _open_producer(target: Remote, options: Namespace) -> Iterator[SyncProducer]:
     """Open a producer, but only to the audited log's service. Raises UsageError, Refused, Unreachable."""
     options.producer = options.producer or system.draw_producer_name()
-    expected = log_id_of(options.data)
+    expected = log_id_of(options.data, name_of(options))
     producer = SyncProducer(
-        target.addresses, name=options.producer, token=target.token, tls=target.tls, log_id=expected
+        target.addresses,
+        name=options.producer,
+        stream=options.stream,
+        partition=options.partition,
+        token=target.token,
+        tls=target.tls,
+        log_id=expected,
     )
     try:
         with _wait_reporter_of(producer).report_in_thread(), producer:

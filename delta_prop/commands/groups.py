@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands.top import fetch
+from delta_prop.commands.tables import Table, are_of_several, name_of
+from delta_prop.commands.top import fetch_rows
 from delta_prop.delivery.group_cursor import GroupBusy, read_position, reset_group
 from delta_prop.directory.log_positions import offset_to_reset_to
-from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop.directory.request_client import submit_request
+from delta_prop.directory.stored_partitions import (
+    StoredPartition,
+    find_partition,
+    have_column,
+    list_partitions,
+)
 from delta_prop.directory.stored_sinks import read_sinks
 from delta_prop.platform import system
 from delta_prop_broker.disk import Disk
@@ -34,33 +40,39 @@ def list_groups(options: Namespace) -> int | Coroutine[Any, Any, int]:
     """
     if options.data is None:
         return _list_server_groups(options)
-    with open_readonly_log(options.data) as (disk, log, _):
-        groups = _read_groups(disk, log)
-    keys = ("name", "offset", "lag", "corruption")
+    partitions = list_partitions(options.data, options.stream, options.partition)
+    groups: list[dict[str, Any]] = []
+    for partition in partitions:
+        with partition.open_log() as (_, log, _):
+            groups += _read_groups(partition, log)
+    keys = ("name", "stream", "partition", "offset", "lag", "corruption")
     rows = [{key: group[key] for key in keys if key in group} for group in groups]
-    _print_groups(rows, as_json=options.json)
+    _print_groups(rows, Table(has_partitions=have_column(partitions)), as_json=options.json)
     return FAILED if any("corruption" in row for row in rows) else OK
 
 
 async def _list_server_groups(options: Namespace) -> int:
-    status = await fetch(options, "/api/status")
-    _print_groups(status["groups"], as_json=options.json)
+    rows = await fetch_rows(options, "/api/status", "groups")
+    _print_groups(rows, Table(has_partitions=are_of_several(rows)), as_json=options.json)
     return OK
 
 
-def _read_groups(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
-    return [entry for entry in read_sinks(disk, log) if entry["kind"] == "group"]
+def _read_groups(partition: StoredPartition, log: DurableLog) -> list[dict[str, Any]]:
+    return [entry for entry in read_sinks(partition, log) if entry["kind"] == "group"]
 
 
 def reset(options: Namespace) -> int:
     """Move a group to another position. Raises UsageError, LogCorrupted, OSError."""
-    data, name, force = options.data, options.name, options.force
-    with open_readonly_log(data) as (disk, log, _):
+    name, force = options.name, options.force
+    partition = find_partition(options.data, name_of(options))
+    with partition.open_log() as (disk, log, _):
         offset = offset_to_reset_to(options.to, log, system.wall_us())
         if read_position(disk, name, log.log_id) is None:
-            known = ", ".join(group["name"] for group in _read_groups(disk, log)) or "none"
-            raise UsageError(f"group {name!r}: there is no such group: name an existing one ({known})")
-    success = f"group {name!r} goes on at offset {offset}"
+            known = ", ".join(group["name"] for group in _read_groups(partition, log)) or "none"
+            raise UsageError(
+                f"group {name!r}: there is no such group{partition.suffix}: name an existing one ({known})"
+            )
+    success = f"group {name!r}{partition.suffix} goes on at offset {offset}"
     try:
         _reset_when_free(disk, name, log.log_id, offset, wait_s=0.0 if force else WAIT_S)
     except GroupBusy:
@@ -69,12 +81,12 @@ def reset(options: Namespace) -> int:
                 f"group {name!r}: a member reads for it: end that member, or give --force and it goes "
                 "on from the new offset"
             ) from None
-        if system.find_lock_holder(data, LOCK_PATH) is None:
+        if system.find_lock_holder(options.data, LOCK_PATH) is None:
             raise UsageError(
                 f"group {name!r}: `subscribe --data` reads for it: end that command first"
             ) from None
-        subject = f"reset of group {name!r} to offset {offset}"
-        submit_request(data, "reset-group", name, (offset,), subject, success=success)
+        subject = f"reset of group {name!r}{partition.suffix} to offset {offset}"
+        submit_request(partition, "reset-group", name, (offset,), subject=subject, success=success)
     else:
         system.confirm(f"done: {success}")
     return OK
@@ -95,11 +107,11 @@ def _reset_when_free(disk: Disk, name: str, log_id: bytes, offset: int, *, wait_
         system.pause(_POLL_S)
 
 
-def _print_groups(groups: list[dict[str, Any]], *, as_json: bool) -> None:
+def _print_groups(groups: Sequence[Mapping[str, Any]], table: Table, *, as_json: bool) -> None:
     if as_json:
         system.put_all(map(json.dumps, groups))
         return
-    system.put(f"{'group':24}  {'offset':>12}  {'lag':>12}  notes")
+    table.put_head(f"{'group':24}  {'offset':>12}  {'lag':>12}  notes")
     for group in groups:
         offset, lag = ("?" if value is None else f"{value:,}" for value in (group["offset"], group["lag"]))
         notes = [group["corruption"]] if "corruption" in group else []
@@ -107,4 +119,4 @@ def _print_groups(groups: list[dict[str, Any]], *, as_json: bool) -> None:
             notes.append("a member reads" if group["has_member"] else "nobody reads")
         if group.get("standing_by"):
             notes.append(f"{group['standing_by']:,} standing by")
-        system.put(f"{group['name']:24}  {offset:>12}  {lag:>12}  {', '.join(notes)}".rstrip())
+        table.put(group, f"{group['name']:24}  {offset:>12}  {lag:>12}  {', '.join(notes)}")

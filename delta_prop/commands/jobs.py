@@ -7,21 +7,26 @@ be listed while it is served; an abort in a directory requires that no server ha
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.client.jobs import decide
 from delta_prop.commands.connect_options import ConnectOptions, source_of
 from delta_prop.commands.status import format_value
-from delta_prop.commands.top import fetch
+from delta_prop.commands.tables import Table, are_of_several, name_of
+from delta_prop.commands.top import fetch_rows
 from delta_prop.commands.wait_reporter import NO_PORT, WaitReporter
-from delta_prop.directory.readonly_log import open_disk
+from delta_prop.directory.stored_partitions import (
+    StoredPartition,
+    find_partition,
+    have_column,
+    list_partitions,
+)
 from delta_prop.platform import system
 from delta_prop.server.job_files import JobFiles, job_to_json, stem_of
 from delta_prop.server.job_rules import already_decided, unknown_job
 from delta_prop.server.part_file import path_of
 from delta_prop_broker.corruption import LogBusy
-from delta_prop_broker.disk import Disk
 from delta_prop_broker.segments.paths import LOCK_PATH
 from delta_prop_wire.frames import Decision, JobState, JobStatus, RefusedRow
 from delta_prop_wire.spec import ErrorCode
@@ -40,15 +45,18 @@ def list_jobs(options: Namespace) -> int | Coroutine[Any, Any, int]:
     """
     if options.data is None:
         return _list_server_jobs(options)
-    jobs, faults = _read_jobs(open_disk(options.data))
-    _print_jobs(jobs, as_json=options.json)
+    partitions = list_partitions(options.data, options.stream, options.partition)
+    found = [_read_jobs(partition) for partition in partitions]
+    jobs, faults = [job for jobs, _ in found for job in jobs], [fault for _, each in found for fault in each]
+    _print_jobs(jobs, Table(has_partitions=have_column(partitions)), as_json=options.json)
     for fault in faults:
         system.note(fault)
     return FAILED if faults else OK
 
 
 async def _list_server_jobs(options: Namespace) -> int:
-    _print_jobs(await fetch(options, "/api/jobs"), as_json=options.json)
+    jobs = await fetch_rows(options, "/api/jobs")
+    _print_jobs(jobs, Table(has_partitions=are_of_several(jobs)), as_json=options.json)
     return OK
 
 
@@ -59,12 +67,13 @@ def show(options: Namespace) -> int:
     """
     source, job = source_of(options), options.job
     if isinstance(source, str):
-        jobs, _ = _read_jobs(open_disk(source))
+        partition = find_partition(source, name_of(options))
+        jobs, _ = _read_jobs(partition)
         fields = next((fields for fields in jobs if fields["job"] == job), None)
         if fields is None:
             raise unknown_job(job)
     else:
-        fields = job_to_json(job, "", _ask_server(source, job, Decision.QUERY), 0)
+        fields = job_to_json(job, "", _ask_server(source, options, Decision.QUERY), 0)
         fields = {name: value for name, value in fields.items() if name not in ("token", "bytes")}
     if options.json:
         system.put(json.dumps(fields))
@@ -84,14 +93,14 @@ def abort(options: Namespace) -> int:
     """
     source, job = source_of(options), options.job
     if isinstance(source, str):
-        _abort_in_directory(open_disk(source), job)
+        _abort_in_directory(find_partition(source, name_of(options)), job)
     else:
-        _ask_server(source, job, Decision.ABORT)
+        _ask_server(source, options, Decision.ABORT)
     system.confirm(f"aborted: job {job!r}; its staged parts are removed")
     return OK
 
 
-def _ask_server(connect_options: ConnectOptions, job: str, decision: Decision) -> JobStatus:
+def _ask_server(connect_options: ConnectOptions, options: Namespace, decision: Decision) -> JobStatus:
     """Send a server a query or a decision about a job, and return its answer; report a wait and its cause."""
     last_failure: Exception | None = None
 
@@ -103,16 +112,25 @@ def _ask_server(connect_options: ConnectOptions, job: str, decision: Decision) -
     wait_reporter.get_cause = lambda: last_failure
     with wait_reporter.report_in_thread():
         addresses, token, tls = connect_options
-        return decide(addresses, job, decision, token=token, tls=tls, failed=note_failure)
+        return decide(
+            addresses,
+            options.job,
+            decision,
+            stream=options.stream,
+            partition=options.partition,
+            token=token,
+            tls=tls,
+            failed=note_failure,
+        )
 
 
-def _abort_in_directory(disk: Disk, job: str) -> None:
+def _abort_in_directory(partition: StoredPartition, job: str) -> None:
     try:
-        lock = disk.lock(LOCK_PATH)
+        lock = partition.root.lock(LOCK_PATH)
     except BlockingIOError as error:
         raise LogBusy(f"{error.strerror}; or ask the server, with --to") from None
     try:
-        files = JobFiles(disk)
+        files = JobFiles(partition.disk)
         decided, corrupted = files.read_decisions()
         decision = next((decision for decision in decided if decision.job == job), None)
         if decision is not None:
@@ -126,8 +144,8 @@ def _abort_in_directory(disk: Disk, job: str) -> None:
         lock.release()
 
 
-def _read_jobs(disk: Disk) -> tuple[list[dict[str, Any]], list[str]]:
-    files = JobFiles(disk)
+def _read_jobs(partition: StoredPartition) -> tuple[list[dict[str, Any]], list[str]]:
+    files = JobFiles(partition.disk)
     decided, corrupted = files.read_decisions()
     jobs = [job_to_json(job.job, job.owner, job.status(), job.bytes) for job in decided]
     staged: dict[str, dict[str, Any]] = {}
@@ -137,18 +155,20 @@ def _read_jobs(disk: Disk) -> tuple[list[dict[str, Any]], list[str]]:
         )
         fields["deltas"] += end.counter
         fields["bytes"] += end.byte_offset
-    return jobs + list(staged.values()), [str(fault) for fault in corrupted.values()]
+    found = [job | partition.fields for job in (*jobs, *staged.values())]
+    return found, [str(fault) for fault in corrupted.values()]
 
 
-def _print_jobs(jobs: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+def _print_jobs(jobs: Sequence[Mapping[str, Any]], table: Table, *, as_json: bool) -> None:
     if as_json:
         system.put_all(map(json.dumps, jobs))
         return
-    system.put(_format_line(dict(zip(_COLUMNS, _COLUMNS, strict=True))))
-    system.put_all(map(_format_line, jobs))
+    table.put_head(_format_line(dict(zip(_COLUMNS, _COLUMNS, strict=True))))
+    for job in jobs:
+        table.put(job, _format_line(job))
 
 
-def _format_line(job: dict[str, Any]) -> str:
+def _format_line(job: Mapping[str, Any]) -> str:
     numbers = "  ".join(f"{format_value(job[name]):>11}" for name in _COLUMNS[2:7])
     return f"{job['job']:24}  {job['state']:9}  {numbers}  {job['token']}".rstrip()
 

@@ -11,18 +11,29 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.connect_options import read_position
+from delta_prop.commands.tables import name_of
 from delta_prop.delivery.cursors import cursors_corruption
-from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition, reached_offset
-from delta_prop.directory.readonly_log import open_disk, open_readonly_log, snapshot_to_json
+from delta_prop.directory.log_positions import (
+    EARLIEST,
+    LATEST,
+    LogPosition,
+    check_start_of_all,
+    reached_offset,
+)
+from delta_prop.directory.readonly_log import snapshot_to_json
+from delta_prop.directory.stored_partitions import (
+    StoredPartition,
+    find_partition,
+    have_column,
+    list_partitions,
+)
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
 from delta_prop_broker.corruption import REPAIR, LogCorrupted
-from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.readonly.inspect import inspect, inspect_checkpoints, inspect_snapshots, start_offset
 from delta_prop_broker.retention.snapshot import SnapshotFacts, snapshot_path
 from delta_prop_broker.segments.frames import FrameLocation
-from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.control_rows import ControlType, control_type, refused_code
 from delta_prop_wire.errors import UsageError
@@ -44,7 +55,8 @@ _COLUMNS = ("offset", "time", "lamport", "dot", "op", "vector")
 def show(options: Namespace) -> int:
     """Print one line per row, no-ops too. Raises UsageError, LogCorrupted, OSError."""
     position = read_position("--start", options.start, EARLIEST)
-    with open_readonly_log(options.data) as (disk, log, _):
+    partition = find_partition(options.data, name_of(options))
+    with partition.open_log() as (_, log, _):
         start = reached_offset(position, log)
         if not options.json:
             snapshot = snapshot_to_json(log)
@@ -54,7 +66,7 @@ def show(options: Namespace) -> int:
                     f"{snapshot['bytes']:,} bytes"
                 )
             system.put(_format_row(dict(zip(_COLUMNS, _COLUMNS, strict=True))))
-        _note_removed(disk, start)
+        _note_removed(partition, start)
         rows = islice(_read_rows(log, start), options.count)
         to_line_of = partial(json.dumps, ensure_ascii=False) if options.json else _format_row
         system.put_all(map(to_line_of, rows))
@@ -108,21 +120,33 @@ def verify(options: Namespace) -> int:
     A torn tail that was never synced is not a corruption: a writer may be writing it, or was killed. Raises
     FormatUnknown, OSError.
     """
-    disk = open_disk(options.data, allow_corrupt=True)
-    report = _scan_log(disk)
-    if report.corruptions:  # a writer may have removed a segment during the scan: real corruption stays
-        report = _scan_log(disk)
-    if options.json:
-        system.put(json.dumps(_report_to_json(report)))
-    else:
-        _put_report(report)
-    return FAILED if report.corruptions else OK
+    try:
+        partitions, fault = _list_to_verify(options), None
+    except LogCorrupted as corruption:  # of the catalogue
+        partitions, fault = [find_partition(options.data, allow_corrupt=True)], corruption
+    has_corruptions = False
+    for partition in partitions:
+        report = _scan_log(partition)
+        if report.corruptions:  # a writer may have removed a segment during the scan: real corruption stays
+            report = _scan_log(partition)
+        if fault is not None:
+            report.corruptions.append(fault)
+        has_corruptions |= bool(report.corruptions)
+        if options.json:
+            system.put(json.dumps(_report_to_json(report) | partition.fields))
+        else:
+            _put_report(report, f"{partition.label}: " if have_column(partitions) else "")
+    return FAILED if has_corruptions else OK
 
 
-def _put_report(report: _VerifyReport) -> None:
+def _list_to_verify(options: Namespace) -> list[StoredPartition]:
+    return list_partitions(options.data, options.stream, options.partition, allow_corrupt=True)
+
+
+def _put_report(report: _VerifyReport, name: str) -> None:
     state = f"{len(report.corruptions)} corruptions" if report.corruptions else "intact"
     system.put(
-        f"{report.rows:,} deltas in {report.frames:,} frames of {report.bytes:,} bytes, "
+        f"{name}{report.rows:,} deltas in {report.frames:,} frames of {report.bytes:,} bytes, "
         f"offsets {report.start_offset} to {report.next_offset}: {state}"
     )
     for offset, rows in report.snapshots.items():
@@ -173,12 +197,13 @@ class _VerifyReport:
     checkpoints: int = 0
 
 
-def _scan_log(disk: Disk) -> _VerifyReport:
+def _scan_log(partition: StoredPartition) -> _VerifyReport:
+    root, directory = partition.root, partition.place.log_path
     # Snapshots and checkpoints are read first: a writer may append more, and the log must reach their ends.
-    saved = [*inspect_snapshots(disk), *inspect_checkpoints(disk)]
-    start = start_offset(disk)
+    saved = [*inspect_snapshots(root, directory), *inspect_checkpoints(root, directory)]
+    start = start_offset(root, directory)
     result = _VerifyReport(start_offset=start, next_offset=start)
-    for entry in inspect(disk):
+    for entry in inspect(root, directory):
         if not isinstance(entry, LogCorrupted):
             result.start_offset = result.start_offset if result.frames else entry.logged.offset
             result.frames, result.rows = result.frames + 1, result.rows + entry.logged.count
@@ -188,11 +213,11 @@ def _scan_log(disk: Disk) -> _VerifyReport:
         else:
             result.corruptions.append(entry)
     end = max([result.next_offset, *(corruption.end or 0 for corruption in result.corruptions)])
-    for file in (*saved, *filter(None, [cursors_corruption(disk)])):
+    for file in (*saved, *filter(None, [cursors_corruption(partition.disk)])):
         if isinstance(file, LogCorrupted):
             result.corruptions.append(file)
         elif file.offset > end:
-            path = snapshot_path(DIRECTORY, file.offset) if isinstance(file, SnapshotFacts) else file.path
+            path = snapshot_path(directory, file.offset) if isinstance(file, SnapshotFacts) else file.path
             result.corruptions.append(LogCorrupted(path, f"the log ends at offset {end}, before this file"))
         elif isinstance(file, SnapshotFacts):
             result.snapshots[file.offset] = file.rows
@@ -218,30 +243,61 @@ def export(options: Namespace) -> int:
             raise UsageError("--to copies the whole log as it is: leave the other options out")
         return copy(options.data, options.to)
     start = read_position("--start", options.start, EARLIEST)
-    disk = open_disk(options.data, allow_corrupt=options.skip_corrupt)
-    with ExitStack() as exits:
-        if options.skip_corrupt:
-            locations = _readable_frames(disk)
-        else:
-            _, log, _ = exits.enter_context(open_readonly_log(options.data))
-            locations = log.frames(log.start_offset)
-        if start != LATEST and start.time_us is None:
-            _note_removed(disk, start.offset or 0)
-        out = exits.enter_context(system.open_output(options.output))
-        for location, rows in _select_rows(locations, start, options.count):
-            if options.format == "frames":
-                out.write(location.logged.head, location.logged.batch.body)
-            else:
-                for row in () if location.logged.batch.is_control else rows:
-                    delta = location.logged.batch.delta(row, location.logged.source)
-                    out.write(to_line(delta, location.logged.offset + row).encode() + b"\n")
+    partitions = list_partitions(
+        options.data, options.stream, options.partition, allow_corrupt=options.skip_corrupt
+    )
+    count = len(partitions)
+    if count > 1:
+        check_start_of_all(None if start in (EARLIEST, LATEST) else start, options.stream, count)
+        if options.format == "frames":
+            raise UsageError(
+                f"--format frames: stream {options.stream!r} has {count} partitions, and frames do not name "
+                "theirs: name one with --partition"
+            )
+    remaining = options.count
+    with system.open_output(options.output) as out:
+        for partition in partitions:
+            remaining = _export_partition(partition, start, remaining, out, options, is_named=count > 1)
+            if remaining == 0:
+                break
         out.flush()
     return OK
 
 
-def _readable_frames(disk: Disk) -> Iterator[FrameLocation]:
+def _export_partition(
+    partition: StoredPartition,
+    start: LogPosition,
+    remaining: int | None,
+    out: system.Output,
+    options: Namespace,
+    *,
+    is_named: bool,
+) -> int | None:
+    """Write rows of a partition; return how many more may be written. `is_named`: lines name it."""
+    with ExitStack() as exits:
+        if options.skip_corrupt:
+            locations = _readable_frames(partition)
+        else:
+            _, log, _ = exits.enter_context(partition.open_log())
+            locations = log.frames(log.start_offset)
+        if start != LATEST and start.time_us is None:
+            _note_removed(partition, start.offset or 0)
+        number = partition.partition if is_named else None
+        for location, rows in _select_rows(locations, start, remaining):
+            logged = location.logged
+            if options.format == "frames":
+                out.write(logged.head, logged.batch.body)
+            else:
+                for row in () if logged.batch.is_control else rows:
+                    delta = logged.batch.delta(row, logged.source)
+                    out.write(to_line(delta, logged.offset + row, number).encode() + b"\n")
+            remaining = None if remaining is None else remaining - len(rows)
+    return remaining
+
+
+def _readable_frames(partition: StoredPartition) -> Iterator[FrameLocation]:
     """Yield every frame that can be read; report the corrupted ones."""
-    for entry in inspect(disk):
+    for entry in inspect(partition.root, partition.place.log_path):
         if isinstance(entry, LogCorrupted):
             span = "" if entry.offset is None else f" (offset {entry.offset} to {entry.end or 'the end'})"
             system.note(f"skipped: {entry.path}{span}: {entry.reason}")
@@ -249,9 +305,9 @@ def _readable_frames(disk: Disk) -> Iterator[FrameLocation]:
             yield entry
 
 
-def _note_removed(disk: Disk, start: int) -> None:
+def _note_removed(partition: StoredPartition, start: int) -> None:
     """Report the offsets from `start` on that the log no longer holds."""
-    log_start = start_offset(disk)
+    log_start = start_offset(partition.root, partition.place.log_path)
     if start < log_start:
         system.note(f"skipped: offsets {start} to {log_start}, which the log has removed")
 

@@ -16,9 +16,11 @@ from delta_prop.commands.parsers import (
     add_flag,
     add_json_argument,
     add_option,
+    add_place_arguments,
     add_source_arguments,
     add_subverbs,
     add_verb_parser,
+    parse_count,
     parse_positive,
 )
 
@@ -48,6 +50,7 @@ def _add_sinks(verbs: Any) -> None:
     )
     # --data may precede or follow the second verb, so both parsers take it.
     add_source_arguments(parser, "--http", "a server's HTTP port", required=False)
+    add_place_arguments(parser, lists=True)
     add_json_argument(parser)
     subverbs = add_subverbs(parser, "sinks", required=False)
     _add_sink_verb(subverbs, "forget audit", "remove what is stored for a sink or group")
@@ -61,14 +64,16 @@ def _add_sinks(verbs: Any) -> None:
         verb = options.sinks_verb
         if getattr(options, "subverb_http", None) is not None:
             parser.error(f"{verb} works on a directory, also while it is served: give --data DIR")
-        options.data = getattr(options, "subverb_data", None) or options.data
+        for name in ("data", "stream", "partition"):
+            given = getattr(options, f"subverb_{name}", None)
+            setattr(options, name, getattr(options, name) if given is None else given)
         if options.server is not None and verb is None:
             from delta_prop.commands.top import show_server_sinks
 
             return show_server_sinks(options)
         if options.data is None:
             parser.error("nothing to read: give --data DIR" + ("" if verb else " or --http HOST:PORT"))
-        from delta_prop.commands.status import control_sink, forget, show_sinks
+        from delta_prop.commands.sinks import control_sink, forget, show_sinks
 
         run = {None: show_sinks, "forget": forget}.get(verb, control_sink)
         return run(options)
@@ -80,6 +85,7 @@ def _add_sink_verb(verbs: Any, example: str, help_: str) -> ArgumentParser:
     parser = add_verb_parser(verbs, example.partition(" ")[0], help_, f"sinks {example} --data facts")
     parser.add_argument("name", metavar="NAME")
     add_data_argument(parser, dest="subverb_data", required=False)
+    add_place_arguments(parser, prefix="subverb_")
     parser.add_argument("--http", dest="subverb_http", help=SUPPRESS)  # parsed to be refused with a fix
     parser.set_defaults(subverb_data=None, subverb_http=None)
     return parser
@@ -100,6 +106,7 @@ def _add_groups(verbs: Any) -> None:
     subverbs = add_subverbs(parser, "groups")
     list_ = add_verb_parser(subverbs, "list", "one line per group", "groups list --data facts")
     add_source_arguments(list_, "--http", "a server's HTTP port")
+    add_place_arguments(list_, lists=True)
     add_json_argument(list_)
     reset = add_verb_parser(
         subverbs,
@@ -112,6 +119,7 @@ def _add_groups(verbs: Any) -> None:
     add_option(reset, "--to", "POSITION", f"earliest, latest, an offset, or {TIME_HELP}", required=True)
     add_flag(reset, "--force", "also while a member reads: it goes on from the new offset")
     add_data_argument(reset)
+    add_place_arguments(reset)
 
 
 def _run_groups(options: Namespace) -> int | Coroutine[Any, Any, int]:
@@ -138,6 +146,7 @@ def _add_quarantine(verbs: Any) -> None:
         subverbs, "list", "one line per delta", "quarantine list --data facts --sink audit"
     )
     add_data_argument(list_)
+    add_place_arguments(list_, lists=True)
     add_option(list_, "--sink", "S", "only this sink's")
     add_json_argument(list_)
 
@@ -146,6 +155,7 @@ def _add_quarantine(verbs: Any) -> None:
     show.add_argument("sink", metavar="SINK")
     show.add_argument("offset", metavar="OFFSET", type=int)
     add_data_argument(show)
+    add_place_arguments(show)
     add_json_argument(show)
 
     for name, help_ in (
@@ -158,6 +168,7 @@ def _add_quarantine(verbs: Any) -> None:
         add_option(action_parser, "offsets", "OFFSET", "of deltas that it rejected", type=int, nargs="*")
         add_flag(action_parser, "--all", "all that it rejected")
         add_data_argument(action_parser)
+        add_place_arguments(action_parser)
 
 
 def _run_quarantine(options: Namespace) -> int:
@@ -183,12 +194,14 @@ def _add_jobs(verbs: Any) -> None:
     example = "jobs list --http localhost:7374"
     list_ = add_verb_parser(subverbs, "list", "one line per job", example)
     add_source_arguments(list_, "--http", "a server's HTTP port")
+    add_place_arguments(list_, lists=True)
     add_json_argument(list_)
     for name, help_ in (("show", "one job and its progress"), ("abort", "drop the staged parts of a job")):
         example = f"jobs {name} nightly --to localhost:7373"
         one_job = add_verb_parser(subverbs, name, help_, example)
         one_job.add_argument("job", metavar="JOB")
         add_source_arguments(one_job, "--to")
+        add_place_arguments(one_job)
         if name == "show":
             add_json_argument(one_job)
 
@@ -206,7 +219,7 @@ def _add_streams(verbs: Any) -> None:
     parser = add_verb_parser(
         verbs,
         "streams",
-        "list, show, create, alter or delete streams",
+        "list, show, create, alter, truncate or delete streams, or erase a vector",
         "streams create orders --partitions 4 --to localhost:7373",
         _run_streams,
         description="A stream is kept in partitions, each a log of its own; their number is fixed. The "
@@ -243,12 +256,43 @@ def _add_streams(verbs: Any) -> None:
     )
     alter.add_argument("name", metavar="NAME")
     _add_streams_change(alter)
+    _add_streams_removal(subverbs)
+
+
+def _add_streams_removal(subverbs: Any) -> None:
     delete = add_verb_parser(
         subverbs, "delete", "remove a stream with all its rows", "streams delete orders --yes --data facts"
     )
     delete.add_argument("name", metavar="NAME")
     add_flag(delete, "--yes", "do not ask: delete")
     _add_streams_change(delete, has_settings=False)
+    truncate = add_verb_parser(
+        subverbs,
+        "truncate",
+        "remove the rows below an offset",
+        "streams truncate orders --partition 2 --before 1000 --to localhost:7373",
+        description="Removes whole segments, in the background, once no sink needs their rows. A compacted "
+        "stream keeps the latest state of each vector in its snapshot.",
+    )
+    truncate.add_argument("name", metavar="NAME")
+    add_option(truncate, "--before", "OFFSET", "the first offset to keep", type=parse_count, required=True)
+    add_option(truncate, "--partition", "N", "default: 0", type=parse_count, default=0)
+    _add_streams_change(truncate, has_settings=False)
+    erase = add_verb_parser(
+        subverbs,
+        "erase",
+        "delete a vector, and remove it from all files",
+        "streams erase people --vector ada --yes --to localhost:7373",
+        description="Deletes the vector, has a snapshot replace the rows of its partition, and removes what "
+        "checkpoints, quarantines and attached sinks have of it. Backups and other services keep what they "
+        "have.",
+    )
+    erase.add_argument("name", metavar="NAME")
+    add_option(erase, "--vector", "ID", "its id", required=True)
+    add_option(erase, "--namespace", "NAME", "default: the id's part before a colon, else default")
+    add_option(erase, "--timeout-s", "S", "seconds to wait; default: 60", type=parse_positive, default=60)
+    add_flag(erase, "--yes", "do not ask: erase")
+    _add_streams_change(erase, has_settings=False)
 
 
 def _add_streams_source(parser: ArgumentParser) -> None:
@@ -262,8 +306,8 @@ def _add_streams_change(parser: ArgumentParser, *, has_settings: bool = True) ->
             parser,
             "--set",
             "NAME=VALUE",
-            "retention_s, retention_bytes, compact or compress; NAME= for the service's value; may be "
-            "repeated",
+            "retention_s, retention_bytes, compact, tombstone_retention_s or compress, or a quota: "
+            "bytes_in_s, rows_in_s, bytes_out_s, rows_out_s; NAME= for the service's value; may be repeated",
             action="append",
             default=[],
         )
@@ -303,6 +347,7 @@ def _add_token(verbs: Any) -> None:
     add_flag(new, "--admin", "it may see metrics, status and sinks")
     add_flag(new, "--manage", "it may create, alter, truncate and delete streams")
     add_option(new, "--namespace", "N", "a name, a prefix like 'img-*', or '*' for all", action="append")
+    add_option(new, "--stream", "NAME", "a name, or a prefix like 'web-*'; default: all", action="append")
     add_option(new, "--operation", "KIND", "it may send only these kinds", action="append")
     add_option(new, "--rate", "R", "deltas per second; inf for no limit")
     add_option(new, "--burst", "B", "deltas at once")

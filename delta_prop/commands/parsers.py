@@ -82,6 +82,19 @@ def add_partition_arguments(parser: ArgumentParser) -> None:
     add_option(parser, "--partition", "N", help_, type=parse_count)
 
 
+def add_place_arguments(parser: ArgumentParser, *, lists: bool = False, prefix: str = "") -> None:
+    """Add --stream and --partition of an operators' verb. `lists`: by default it shows all partitions.
+
+    `prefix`: of the names under which the parsed options have the values.
+    """
+    name_help, number_help = "default: default", "from 0 on; needed if the stream has several"
+    if lists:
+        name_help, number_help = "only this stream's partitions; default: all", "only this partition"
+    default = None if lists or prefix else DEFAULT_STREAM
+    add_option(parser, "--stream", "NAME", name_help, dest=f"{prefix}stream", default=default)
+    add_option(parser, "--partition", "N", number_help, dest=f"{prefix}partition", type=parse_count)
+
+
 def find_unused_arguments(options: Namespace) -> str | None:
     """Return the error message for connection options that --data makes useless; None if there are none."""
     option: str | None = getattr(options, "connects_by", None)
@@ -163,6 +176,7 @@ def add_verbs(verbs: Any) -> None:
         description="Exit status 1 if a directory is corrupted, or a server not ready.",
     )
     add_source_arguments(status, "--http", "a server's HTTP port")
+    add_place_arguments(status, lists=True)
     add_json_argument(status)
 
 
@@ -261,6 +275,7 @@ def _add_log(verbs: Any) -> None:
         subverbs, "show", "one line per delta: offset, time, dot, operation, vector", "log show --data facts"
     )
     add_data_argument(show)
+    add_place_arguments(show)
     add_start_argument(show, "earliest")
     _add_count_argument(show, "deltas")
     add_json_argument(show)
@@ -268,6 +283,7 @@ def _add_log(verbs: Any) -> None:
     help_ = "read and check all; 1 if corrupted"
     verify = add_verb_parser(subverbs, "verify", help_, "log verify --data facts")
     add_data_argument(verify)
+    add_place_arguments(verify, lists=True)
     add_json_argument(verify)
 
     _add_log_export(subverbs)
@@ -300,10 +316,12 @@ def _add_log_export(subverbs: Any) -> None:
         "export",
         "write the log out as JSON lines or frames, or copy the directory",
         "log export --data facts --to backup",
-        description="Writes deltas as JSON lines, or frames. With --to it copies the whole log up to the "
-        "recovery point, with the cursors, into a directory that opens as a log.",
+        description="Writes deltas as JSON lines, or frames. With --to it copies the logs of all streams up "
+        "to their recovery points, with the cursors, into a directory that opens as such.",
     )
     add_data_argument(export)
+    add_option(export, "--stream", "NAME", "default: default", default=DEFAULT_STREAM)
+    add_option(export, "--partition", "N", "default: all, one after the other", type=parse_count)
     add_start_argument(export, "earliest")
     _add_count_argument(export, "deltas")
     add_option(export, "--output", "FILE", "a new file; default: standard output")

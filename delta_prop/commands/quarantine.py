@@ -6,19 +6,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from delta_prop.commands.tables import Table, name_of
 from delta_prop.delivery.held_deltas import QuarantinedDelta
 from delta_prop.delivery.operator_requests import OperatorRequest
 from delta_prop.delivery.quarantine import Quarantine
 from delta_prop.delivery.quarantine_file import read_all, read_stored
-from delta_prop.directory.request_client import open_directory, read_pending_requests, submit_request
+from delta_prop.directory.request_client import read_pending_requests, submit_request
+from delta_prop.directory.stored_partitions import (
+    StoredPartition,
+    find_partition,
+    have_column,
+    list_partitions,
+)
 from delta_prop.directory.stored_sinks import read_quarantines, to_quarantine
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
-from delta_prop_broker.disk import Disk
-from delta_prop_broker.segments.identity import Identity
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.topics import kind_name
@@ -35,32 +40,39 @@ _VECTOR_WIDTH = 28
 
 def list_(options: Namespace) -> int:
     """Print one line for each quarantined delta. Raises UsageError, QuarantineCorrupted, OSError."""
-    disk, identity = open_directory(options.data)
-    quarantines = read_quarantines(disk, identity.log_id, identity.epoch_end)
-    requests = read_pending_requests(disk, identity.log_id)
-    rows = [
-        _to_json(name, record) | {"requested": _pending_verb(requests, name, record)}
-        for name, quarantine in quarantines.items()
-        if options.sink in (None, name)
-        for record in quarantine.records()
-    ]
+    partitions = list_partitions(options.data, options.stream, options.partition)
+    rows = [row for partition in partitions for row in _read_rows(partition, options.sink)]
     if options.json:
         system.put_all(json.dumps(row, ensure_ascii=False) for row in rows)
         return OK
-    system.put(f"{'sink':16}  {'offset':>10}  {'since':24}  {'op':8}  {'vector':{_VECTOR_WIDTH}}  why")
-    system.put_all(_format_row(row) for row in rows)
+    table = Table(has_partitions=have_column(partitions))
+    table.put_head(f"{'sink':16}  {'offset':>10}  {'since':24}  {'op':8}  {'vector':{_VECTOR_WIDTH}}  why")
+    for row in rows:
+        table.put(row, _format_row(row))
     return OK
+
+
+def _read_rows(partition: StoredPartition, sink: str | None) -> Iterator[dict[str, Any]]:
+    identity = partition.read_identity()
+    quarantines = read_quarantines(partition.disk, identity.log_id, identity.epoch_end)
+    requests = read_pending_requests(partition.root, identity.log_id)
+    for name, quarantine in quarantines.items():
+        if sink in (None, name):
+            for record in quarantine.records():
+                requested = {"requested": _pending_verb(requests, name, record)}
+                yield _to_json(name, record) | requested | partition.fields
 
 
 def show(options: Namespace) -> int:
     """Print one quarantined delta in full. Raises UsageError, QuarantineCorrupted, OSError."""
-    disk, identity = open_directory(options.data)
-    sink = options.sink
-    record = _find_record(_read_quarantine(disk, identity, sink), sink, options.offset)
+    partition, sink = find_partition(options.data, name_of(options)), options.sink
+    record = _find_record(_read_quarantine(partition, sink), sink, options.offset)
     fields = _to_json(sink, record) | {"delta": delta_to_json(record.delta)}
     fields["dot"] = str(record.logged.batch.dot(record.row))
     fields["parents"] = [one.hex() if isinstance(one, bytes) else str(one) for one in record.parents]
-    fields["requested"] = _pending_verb(read_pending_requests(disk, identity.log_id), sink, record)
+    requests = read_pending_requests(partition.root, partition.read_identity().log_id)
+    fields["requested"] = _pending_verb(requests, sink, record)
+    fields |= {} if partition.is_default and not options.json else partition.fields
     if options.json:
         system.put(json.dumps(fields, ensure_ascii=False))
     else:
@@ -113,11 +125,14 @@ def _format_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _read_quarantine(disk: Disk, identity: Identity, sink: str) -> Quarantine:
+def _read_quarantine(partition: StoredPartition, sink: str) -> Quarantine:
+    disk, identity = partition.disk, partition.read_identity()
     stored = read_stored(disk, sink, identity.epoch_end)
     if stored is None or stored.log_id != identity.log_id:
         known = ", ".join(sorted(quarantine.sink for quarantine in read_all(disk))) or "none"
-        raise UsageError(f"sink {sink!r}: it has no quarantine: name a sink that has one ({known})")
+        raise UsageError(
+            f"sink {sink!r}: it has no quarantine{partition.suffix}: name a sink that has one ({known})"
+        )
     return to_quarantine(stored)
 
 
@@ -142,8 +157,8 @@ def submit_action(options: Namespace) -> int:
     verb, sink, offsets = options.quarantine_verb, options.sink, options.offsets
     if bool(offsets) == options.all:
         raise UsageError(f"quarantine {verb} {sink}: give offsets, or --all")
-    disk, identity = open_directory(options.data)
-    quarantine = _read_quarantine(disk, identity, sink)
+    partition = find_partition(options.data, name_of(options))
+    quarantine = _read_quarantine(partition, sink)
     for offset in offsets:
         record = _find_record(quarantine, sink, offset)
         if record.is_blocked:
@@ -155,9 +170,10 @@ def submit_action(options: Namespace) -> int:
     records = quarantine.records()
     count = len(offsets) or sum(not record.is_blocked for record in records)
     if not count:
-        system.confirm(f"nothing to {verb}: the quarantine of sink {sink!r} is empty")
+        system.confirm(f"nothing to {verb}: the quarantine of sink {sink!r}{partition.suffix} is empty")
         return OK
     blocked = sum(record.is_blocked and (options.all or record.blocked_by in offsets) for record in records)
-    subject = f"{verb} for sink {sink!r} (rejected: {count:,}, blocked by them: {blocked:,})"
-    submit_request(options.data, verb, sink, tuple(sorted(set(offsets))), subject)
+    counts = f"(rejected: {count:,}, blocked by them: {blocked:,})"
+    subject = f"{verb} for sink {sink!r}{partition.suffix} {counts}"
+    submit_request(partition, verb, sink, tuple(sorted(set(offsets))), subject=subject)
     return OK

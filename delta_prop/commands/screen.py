@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from delta_prop.directory.log_positions import escape_unprintable
+from delta_prop.server.server_status import label_of
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NAME_CHARS = 20
@@ -98,20 +99,21 @@ class _Rates:
 
 
 def _render_sinks(now: StatusSample, before: StatusSample | None, rows_max: int) -> list[str]:
-    offsets_before = {} if before is None else {sink["name"]: sink["applied_offset"] for sink in before.sinks}
+    sinks_before = [] if before is None else before.sinks
+    offsets_before = {_full_name(sink): sink["applied_offset"] for sink in sinks_before}
     lines = [
         f"{'sink':{_NAME_CHARS}}  {'state':13}  {'offset':>13}  {'lag':>11}  {'lag time':>8}  "
         f"{'deltas/s':>9}  quarantined"
     ]
     for sink in _select_worst(now.sinks, rows_max):
         rate = "-"
-        offset_before = offsets_before.get(sink["name"])
+        offset_before = offsets_before.get(_full_name(sink))
         if before is not None and offset_before is not None:
             applied = max(sink["applied_offset"] - offset_before, 0)
             rate = f"{applied / max(now.at_s - before.at_s, 1e-9):,.0f}"
         note = f"  {sink['reason']}" if sink["reason"] else ""
         lines.append(
-            f"{_format_name(sink['name'])}  {sink['state']:13}  {sink['applied_offset']:>13,}  "
+            f"{_format_name(_full_name(sink))}  {sink['state']:13}  {sink['applied_offset']:>13,}  "
             f"{sink['lag']:>11,}  {format_lag(sink['lag_s']):>8}  {rate:>9}  {sink['quarantined']:>11,}{note}"
         )
     return lines + _render_more(len(now.sinks), rows_max)
@@ -152,7 +154,7 @@ def _render_groups(now: StatusSample, rows_max: int) -> list[str]:
         standby = f", {group['standing_by']:,} wait" if group.get("standing_by") else ""
         state = ("yes" if group["has_member"] else "no") + standby
         lines.append(
-            f"{_format_name(group['name'])}  {state:13}  {_format_count(group['offset']):>13}  "
+            f"{_format_name(_full_name(group))}  {state:13}  {_format_count(group['offset']):>13}  "
             f"{_format_count(group['lag']):>11}  {format_lag(group['lag_s']):>8}"
         )
     return lines + _render_more(len(groups), rows_max)
@@ -192,6 +194,11 @@ def format_duration(seconds: float) -> str:
 def format_lag(seconds: float | None) -> str:
     """Return a lag in seconds as text."""
     return "-" if seconds is None else format_duration(seconds)
+
+
+def _full_name(row: dict[str, Any]) -> str:
+    """Return the name of a sink or group, after its partition unless that is the default one."""
+    return f"{label_of(row)}{row['name']}"
 
 
 def _format_name(name: str) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 OK = 0
+_SERVER_OPTIONS = ("host", "port", "http_port", "advertise", "allow_anonymous")
 logger = logging.getLogger("delta_prop.serve")
 
 
@@ -47,7 +48,7 @@ def run_serve(options: Namespace) -> Coroutine[Any, Any, int]:
     """Return the coroutine that serves as the command says. Raises UsageError."""
     given_options = {
         "": {"data": options.data},
-        "server": {name: getattr(options, name) for name in ("host", "port", "http_port", "allow_anonymous")},
+        "server": {name: getattr(options, name) for name in _SERVER_OPTIONS},
         "log": {"read_level": options.read_level and AckLevel[options.read_level.upper()]},
         "access": {"tokens": options.tokens},
         "logging": {"level": options.log_level, "format": options.log_format},
@@ -92,6 +93,7 @@ async def serve(configuration: Configuration, *, command_line: str = "delta-prop
     Raises UsageError, SinkDataMismatch, LogBusy, LogCorrupted, FormatUnknown, OSError.
     """
     log_settings = configuration.logging
+    system.raise_open_files_limit()  # each open partition has some
     with (
         write_logs_to(system.standard_error(), level=log_settings.level, format_=log_settings.format),
         system.receive_signals() as signals,
@@ -268,6 +270,7 @@ class _ServerRun:
                 "host": configuration.server.host,
                 "port": port,
                 "http": http_port,
+                "address": configuration.server.advertise,
                 "level_of_log": configuration.log.read_level.name.lower(),
                 "sinks": [sink.name for sink in configuration.sinks],
                 "memory_bytes_max": configuration.memory_bytes_max(),

@@ -55,6 +55,9 @@ def _add_serve(verbs: Any) -> None:
     add_option(parser, "--host", "H", "address to listen on; default: 127.0.0.1")
     add_option(parser, "--port", "P", "port for 0xD3; 0: any free one; default: 7373", type=int)
     add_option(parser, "--http-port", "P", "port for HTTP; 0: any free one; default: 7374", type=int)
+    add_option(
+        parser, "--advertise", "HOST:PORT", "address that clients are told, behind address translation"
+    )
     parser.add_argument(
         "--read-level",
         choices=("logged", "durable"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.partition_choice import DEFAULT_STREAM
 from delta_prop.commands.connect_options import connect_options_of
 from delta_prop.directory.log_positions import check_name_argument
 from delta_prop.directory.readonly_log import open_disk
@@ -16,6 +17,7 @@ from delta_prop.spark import system
 from delta_prop.spark.arguments import format_of
 from delta_prop.spark.option_values import PRODUCER_BYTES_MAX
 from delta_prop.spark.options import Remote
+from delta_prop.spark.served_streams import find_served_stream
 from delta_prop.spark.service_checks import check_on_driver, check_publishes
 from delta_prop_broker.segments.paths import LOCK_PATH
 from delta_prop_wire.errors import UsageError
@@ -107,6 +109,8 @@ def remote_of(options: Namespace, option: str) -> Remote:
 def target_of(options: Namespace) -> Remote | None:
     """Return the service that deltas are sent to, None if none is named. Raises UsageError."""
     if options.server is None:
+        if options.stream != DEFAULT_STREAM and getattr(options, "data", None) is None:
+            raise UsageError(f"--stream {options.stream!r:.80}: nothing is sent or read there: give --to too")
         return None
     if not options.producer:
         raise UsageError(
@@ -116,7 +120,10 @@ def target_of(options: Namespace) -> Remote | None:
     return remote_of(options, "--to")
 
 
-def check_takes_jobs(target: Remote | None) -> None:
-    """Check that the service, if one is named, accepts jobs. Raises UsageError, Refused, Unreachable."""
+def check_takes_jobs(target: Remote | None, stream: str) -> None:
+    """Check that the service, if one is named, accepts jobs in a stream.
+
+    Raises UsageError, Refused, Unreachable.
+    """
     if target is not None:
-        check_publishes(target, stages=True)
+        check_publishes(target, find_served_stream(target, stream).log_name(0), stages=True)

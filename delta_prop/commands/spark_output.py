@@ -118,21 +118,23 @@ def put_stats(stats: Stats, top: int, *, as_json: bool) -> None:
     traffic = [row.asDict() for row in stats.traffic.collect()]
     vectors = [row.asDict() for row in stats.vectors.limit(top).collect()]
     if as_json:
-        fields = {"start_offset": stats.start_offset, "next_offset": stats.next_offset, "traffic": traffic}
+        fields = {"ranges": [one._asdict() for one in stats.ranges], "traffic": traffic}
         system.put(json.dumps(fields | {"vectors": vectors, "sinks": stats.sinks}, ensure_ascii=False))
         return
     deltas, size = (sum(row[name] for row in traffic) for name in ("deltas", "bytes"))
-    system.put(
-        f"offsets {stats.start_offset:,} to {stats.next_offset:,}: {deltas:,} deltas, {size:,} bytes\n"
-    )
+    for one in stats.ranges:
+        of_partition = f"partition {one.partition}: " if len(stats.ranges) > 1 else ""
+        system.put(f"{of_partition}offsets {one.start_offset:,} to {one.next_offset:,}")
+    system.put(f"{deltas:,} deltas, {size:,} bytes\n")
     headers = ["namespace", "op", "deltas", "bytes", "numbers", "share of a vector"]
     put_rows(headers, [row.values() for row in traffic])
     system.put("\nvectors that change most")
     put_rows(["namespace", "vector", "deltas", "bytes"], [row.values() for row in vectors])
     if stats.sinks:
         system.put("\nsinks and groups of this directory")
-        columns = ["name", "kind", "offset", "lag"]
-        put_rows(columns, [[sink[column] for column in columns] for sink in stats.sinks])
+        columns = ["name", "partition", "kind", "offset", "lag"]
+        sinks = [sink | {"partition": f"{sink['stream']}/{sink['partition']}"} for sink in stats.sinks]
+        put_rows(columns, [[sink[column] for column in columns] for sink in sinks])
 
 
 def _format_cell(value: object) -> str:

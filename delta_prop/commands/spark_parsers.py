@@ -7,12 +7,15 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
 from delta_prop.commands.parsers import (
+    DEFAULT_STREAM,
     TIME_HELP,
     add_connection_arguments,
     add_data_argument,
     add_flag,
     add_json_argument,
     add_option,
+    add_partition_arguments,
+    add_place_arguments,
     add_source_arguments,
     add_subverbs,
     add_verb_parser,
@@ -115,6 +118,8 @@ def _add_deltas_outputs(parser: ArgumentParser) -> None:
     outputs = parser.add_mutually_exclusive_group()
     _add_output_argument(outputs, "deltas")
     _add_target_arguments(parser, outputs)
+    help_ = "stream of the server and of the directory; default: default"
+    add_option(parser, "--stream", "NAME", help_, default=DEFAULT_STREAM)
 
 
 # --- audit
@@ -145,6 +150,7 @@ def add_audit_verb(verbs: Any) -> None:
     add_option(parser, "--next-offset", "OFFSET", help_, type=int)
     help_ = "the sink's name, to respect its quarantine; default for a file: storage"
     add_option(parser, "--sink", "NAME", help_)
+    add_place_arguments(parser)
     add_flag(
         parser,
         "--repair",
@@ -160,6 +166,10 @@ def add_audit_verb(verbs: Any) -> None:
 
 def _run_audit(options: Namespace) -> int:
     if options.spark:
+        if options.stream != DEFAULT_STREAM or options.partition:
+            from delta_prop_wire.errors import UsageError
+
+            raise UsageError("--spark: it audits the stream default: leave --spark out for another one")
         from delta_prop.commands.spark_verbs import run_audit
 
         return run_audit(options)
@@ -216,6 +226,7 @@ def _add_replay(subverbs: Any) -> None:
         description="Reads a directory, also while it is served, or a server whose log is still complete.",
     )
     add_source_arguments(parser, "--from")
+    add_partition_arguments(parser)
     add_option(parser, "--at", "POSITION", _POSITION_HELP)
     add_flag(parser, "--alive", "leave deleted vectors out")
     _add_output_argument(parser, "states")
@@ -231,6 +242,7 @@ def _add_rebuild(subverbs: Any) -> None:
         "`replay --alive`.",
     )
     add_data_argument(parser)
+    add_partition_arguments(parser)
     add_option(parser, "--storage", "FILE", "the file to create", type=_parse_name, required=True)
     add_option(parser, "--at", "POSITION", _POSITION_HELP)
     add_flag(parser, "--replace", "replace the content of an existing file")
@@ -240,6 +252,7 @@ def _add_stats(subverbs: Any) -> None:
     example = "stats --data facts --start 2026-01-31"
     parser = _add_spark_verb(subverbs, "stats", "traffic, hot vectors, sparsity, lag", example)
     add_source_arguments(parser, "--from")
+    add_partition_arguments(parser)
     add_option(parser, "--start", "POSITION", "earliest (default), an offset or a time")
     add_option(parser, "--until", "POSITION", "latest (default), an offset or a time; exclusive")
     add_option(parser, "--top", "N", "show the N vectors that change most", type=_parse_positive, default=10)

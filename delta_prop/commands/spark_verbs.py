@@ -30,6 +30,7 @@ from delta_prop.commands.spark_checks import (
 )
 from delta_prop.commands.spark_log import SparkLog
 from delta_prop.directory.log_positions import EARLIEST, LATEST
+from delta_prop.directory.readonly_log import PartitionName
 from delta_prop.platform import system
 from delta_prop.spark.java import check_java, check_packages
 from delta_prop.spark.options import Remote
@@ -68,22 +69,23 @@ def run_diff(options: Namespace) -> int:
     check_spark()
     check_tables(options.tables, options)
     check_output(options)
-    check_takes_jobs(target)
+    check_takes_jobs(target, options.stream)
 
     from delta_prop.spark.jobs.diffing import diff
     from delta_prop.spark.jobs.importing import read_table
-    from delta_prop.spark.jobs.replaying import CONTENT, log_at, replay_log
+    from delta_prop.spark.jobs.replaying import CONTENT, logs_at, replay_logs
 
-    log = None if options.data is None else log_at(str(source_of(options)))
+    name = PartitionName(options.stream)
+    logs = None if options.data is None else logs_at(str(source_of(options)), name=name)
     with _open_session(options) as spark:
         *old_tables, new = (read_table(spark, path, options.format) for path in options.tables)
         namespace = options.namespace
-        if log is None:
+        if logs is None:
             old = old_tables[0]
         else:
             if namespace is None and "namespace" not in new.columns:
                 namespace = DEFAULT_NAMESPACE
-            old = _log_table(replay_log(spark, log).where("alive").select(*CONTENT), options, namespace)
+            old = _log_table(replay_logs(spark, logs).where("alive").select(*CONTENT), options, namespace)
         vector, threshold = _parse_vector(options.vector), options.threshold
         deltas = diff(old, new, key=options.key, vector=vector, namespace=namespace, threshold=threshold)
         _output_deltas(deltas, options, target)
@@ -110,7 +112,7 @@ def run_import(options: Namespace) -> int:
     check_spark()
     check_tables([options.table], options)
     check_output(options)
-    check_takes_jobs(target)
+    check_takes_jobs(target, options.stream)
 
     from delta_prop.spark.jobs.importing import read_table, to_deltas
 
@@ -140,9 +142,10 @@ def _output_deltas(deltas: DataFrame, options: Namespace, target: Remote | None)
         texts = {"tlsCa": tls.authorities, "tlsName": tls.server_name}
         texts |= {"tlsCertificate": tls.certificate, "tlsKey": tls.key}
         extra |= {"tls": "true"} | {name: one for name, one in texts.items() if one is not None}
+    extra["stream"] = options.stream
     write_deltas(deltas, ",".join(target.addresses), options.producer, **extra)
     if options.json:
-        output.put_job(options.producer, query_job(target, options.producer))
+        output.put_job(options.producer, query_job(target, options.producer, options.stream))
 
 
 # --- the log
@@ -155,11 +158,11 @@ def run_replay(options: Namespace) -> int:
     check_output(options)
     source = source_of(options)
 
-    from delta_prop.spark.jobs.replaying import log_at, replay_log
+    from delta_prop.spark.jobs.replaying import logs_at, replay_logs
 
-    log = log_at(source, at)
+    logs = logs_at(source, at, PartitionName(options.stream, options.partition))
     with _open_session(options) as spark:
-        states = replay_log(spark, log)
+        states = replay_logs(spark, logs)
         states = states.where("alive") if options.alive else states
         if options.output is None and not options.json:
             output.put_table(states.select("namespace", "vector_id", "alive", "vector", "metadata", "offset"))
@@ -178,7 +181,7 @@ def run_rebuild(options: Namespace) -> int:
     from delta_prop.spark.jobs.rebuilding import check_replaceable, log_to_rebuild, rebuild_from
     from delta_prop_sinks.storage_file import StorageFileError
 
-    log = log_to_rebuild(options.data, at)
+    log = log_to_rebuild(options.data, at, PartitionName(options.stream, options.partition))
     try:
         check_replaceable(options.storage, log, replace=options.replace)
         with _open_session(options, progress) as spark:
@@ -240,11 +243,12 @@ def run_stats(options: Namespace) -> int:
     check_spark()
     source = source_of(options)
 
-    from delta_prop.spark.jobs.counting import count_log, open_log_for_counting
+    from delta_prop.spark.jobs.counting import count_logs, open_logs_for_counting
 
-    log, sinks = open_log_for_counting(source, start, until)
+    name = PartitionName(options.stream, options.partition)
+    logs, sinks = open_logs_for_counting(source, start, until, name)
     with _open_session(options) as spark:
-        output.put_stats(count_log(spark, log, sinks), options.top, as_json=options.json)
+        output.put_stats(count_logs(spark, logs, sinks), options.top, as_json=options.json)
     return OK
 
 

@@ -1,4 +1,4 @@
-"""`streams`: lists, creates, alters and deletes the streams of a data directory or a server."""
+"""`streams`: lists, creates, alters, truncates and deletes streams, and erases vectors from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from delta_prop_broker.catalogue.stream import Stream
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import Description, StreamChange, StreamDescription
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
+from delta_prop_wire.stream_requests import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    EraseVector,
+    TruncateStream,
+)
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -106,6 +112,17 @@ def truncate(options: Namespace) -> int | Coroutine[Any, Any, int]:
     return _change(options, request, "truncated")
 
 
+def erase(options: Namespace) -> int | Coroutine[Any, Any, int]:
+    """Erase a vector from all files. Raises Refused, UsageError, LogBusy, OSError."""
+    if not (options.yes or options.dry_run):
+        raise UsageError(
+            f"vector {options.vector!r:.80}: it would be deleted for good: give --yes, or --dry-run"
+        )
+    timeout_ms = options.timeout_s * 1000
+    request = EraseVector(options.name, options.vector, options.namespace, timeout_ms, options.dry_run)
+    return _change(options, request, f"erased vector {options.vector!r}")
+
+
 def _change(options: Namespace, request: StreamChange, done: str) -> int | Coroutine[Any, Any, int]:
     source = source_of(options)
     if isinstance(source, str):
@@ -134,6 +151,14 @@ async def _change_in_directory(options: Namespace, data: str, request: StreamCha
                 stream = await streams.truncate(
                     request.name, request.before, request.partition, dry_run=request.dry_run
                 )
+            case EraseVector():
+                stream = await streams.erase(
+                    request.name,
+                    request.vector_id,
+                    request.namespace,
+                    timeout_s=request.timeout_ms / 1000,
+                    dry_run=request.dry_run,
+                )
     _report(options, _to_row(stream), done)
     return OK
 
@@ -160,7 +185,7 @@ def _ask(source: ConnectOptions, request: StreamChange) -> Description:
         "streams",
         source.token,
         source.tls,
-        _TIMEOUT_S,
+        _TIMEOUT_S + (request.timeout_ms / 1000 if isinstance(request, EraseVector) else 0),
         _FIX,
         resolve_maybe_applied=_resolver(source, request),
     )
@@ -229,4 +254,5 @@ VERBS = {
     "alter": alter,
     "delete": delete,
     "truncate": truncate,
+    "erase": erase,
 }

@@ -6,37 +6,31 @@ lines are written, so after a kill some lines are repeated and none is missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
 from delta_prop.calls.argument_checks import parse_topics
-from delta_prop.client import Subscriber
+from delta_prop.client import StreamSubscriber, Subscriber
+from delta_prop.client.connector import Connector
+from delta_prop.client.partition_choice import PartitionChoice
+from delta_prop.client.stream_lookup import describe_stream
 from delta_prop.commands.connect_options import ConnectOptions, read_position, source_of
-from delta_prop.commands.wait_reporter import report_subscriber_waits
-from delta_prop.delivery.group_cursor import NAME_BYTES_MAX, GroupBusy, GroupCursor
+from delta_prop.commands.directory_reader import read_directory
+from delta_prop.commands.line_writer import LineWriter
+from delta_prop.commands.wait_reporter import NO_PORT, WaitReporter, report_subscriber_waits
+from delta_prop.delivery.group_cursor import NAME_BYTES_MAX
 from delta_prop.directory.log_positions import (
-    EARLIEST,
-    LATEST,
     LogPosition,
     check_name_argument,
-    check_reached,
-    offset_of,
+    check_start_of_all,
     subscribe_start_of,
 )
-from delta_prop.directory.readonly_log import PartitionName, find_place, open_disk, open_readonly_log
 from delta_prop.platform import system
-from delta_prop_broker.disk import Disk
-from delta_prop_broker.readonly.follow import Follower
-from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.topics import Topic
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -45,10 +39,8 @@ if TYPE_CHECKING:
 
 OK = 0
 POLL_S = 0.02
-SAVE_INTERVAL_S = 1.0
-"""Interval between commits of a group's offset."""
 STANDBY_POLL_S = 0.5
-"""Interval between checks that the group is free."""
+"""Interval between checks that this member reads for its group."""
 
 
 async def subscribe(options: Namespace) -> int:
@@ -57,80 +49,60 @@ async def subscribe(options: Namespace) -> int:
     if options.group is not None:
         check_name_argument("group", options.group, NAME_BYTES_MAX)
     system.check_standard_output()  # now, since the first line may come much later
-    topics = parse_topics(options.topic or "*")
+    parse_topics(options.topic or "*")
     position = read_position("--start", options.start, None)
-    if not isinstance(source, str):
+    if isinstance(source, str):
+        await read_directory(source, options, position)
+    else:
         await _subscribe_to_server(source, options, position)
-        return OK
-    group = None
-    name = PartitionName(options.stream, options.partition)
-    if options.group is not None:
-        with open_readonly_log(source, name) as (disk, log, _):
-            log_id = log.log_id
-        group = await _acquire_group(disk, options.group, log_id)
-    try:
-        # The log is opened again, since it has grown while this process stood by.
-        with open_readonly_log(source, name) as (_, log, _):
-            if group is None or group.next_offset is None:
-                start = offset_of(position or (LATEST if group is None else EARLIEST), log)
-            else:
-                start = group.next_offset
-            check_reached(start, log)
-        if group is not None:
-            group.next_offset = start
-        disk = open_disk(source)
-        directory = find_place(disk, name).log_path
-        with closing(Follower(disk, start, directory, synced=log.high_watermark)) as follower:
-            await _DirectoryReader(options, topics, group, follower).run()
-    finally:
-        if group is not None:
-            group.close()
     return OK
-
-
-async def _acquire_group(disk: Disk, name: str, log_id: bytes) -> GroupCursor:
-    """Open a group once no other process reads for it. Raises UsageError, OSError."""
-    is_reported = False
-    while True:
-        try:
-            group = GroupCursor(disk, name, log_id)
-        except GroupBusy:
-            if not is_reported:
-                system.note(f"another process reads for group {name!r}: standing by until it ends")
-            is_reported = True
-            await anyio.sleep(STANDBY_POLL_S)
-        else:
-            if is_reported:
-                system.note(f"reading for group {name!r} now")
-            return group
 
 
 async def _subscribe_to_server(
     connect_options: ConnectOptions, options: Namespace, position: LogPosition | None
 ) -> None:
+    addresses, token, tls = connect_options
+    common: dict[str, Any] = {
+        "start": None if position is None else subscribe_start_of(position),
+        "group": options.group,
+        "ack": "manual",
+        "name": "delta-prop subscribe",
+        "token": token,
+        "tls": tls,
+        "stream": options.stream,
+    }
+    topics = options.topic or ("*",)
     try:
-        subscriber = Subscriber(
-            connect_options.addresses,
-            *(options.topic or ("*",)),
-            start=None if position is None else subscribe_start_of(position),
-            group=options.group,
-            ack="manual",
-            name="delta-prop subscribe",
-            token=connect_options.token,
-            tls=connect_options.tls,
-            stream=options.stream,
-            partition=options.partition,
-        )
-        async with report_subscriber_waits(subscriber), subscriber:
-            await _write_from_server(subscriber, options)
+        choice = PartitionChoice(options.stream, options.partition)
+        count = 1
+        if choice.known is None and choice.partition is None:
+            count = await _find_partition_count(connect_options, choice.stream)
+        if count == 1:
+            subscriber = Subscriber(addresses, *topics, partition=options.partition, **common)
+            async with report_subscriber_waits(subscriber), subscriber:
+                await _write_from_server(subscriber, options)
+        else:
+            check_start_of_all(position, options.stream, count)
+            merged = StreamSubscriber(addresses, *topics, **common)
+            async with report_subscriber_waits(merged), merged:
+                await _write_all_partitions(merged, options)
     except Refused as refused:
         if refused.code not in (ErrorCode.BAD_REQUEST, ErrorCode.UNKNOWN_STREAM, ErrorCode.WRONG_PARTITION):
             raise
         raise UsageError(refused.message) from None
 
 
+async def _find_partition_count(connect_options: ConnectOptions, stream: str | int) -> int:
+    """Ask a server for a stream. Raises Refused, Unreachable, UsageError."""
+    addresses, token, tls = connect_options
+    connector = Connector(addresses, token=token, tls=tls, settings=None, world=None)
+    connector.open()
+    async with WaitReporter(NO_PORT).report():
+        return (await describe_stream(stream, connector)).count
+
+
 async def _write_from_server(subscriber: Subscriber, options: Namespace) -> None:
-    remaining, end = options.count, subscriber.log_end
+    writer, end = LineWriter(options.count), subscriber.log_end
     poll_s = inf if options.group is None else STANDBY_POLL_S
     while True:
         await _wait_while_standby(subscriber, options)
@@ -146,12 +118,51 @@ async def _write_from_server(subscriber: Subscriber, options: Namespace) -> None
         for offset, _, delta in batch:
             if not options.follow and end is not None and offset >= end:
                 return
-            system.put(to_line(delta, offset))
+            writer.put(delta, offset)
             subscriber.ack(offset)
-            remaining = None if remaining is None else remaining - 1
-            if remaining == 0:
+            if writer.is_done:
                 return
         await anyio.lowlevel.checkpoint()
+
+
+async def _write_all_partitions(subscriber: StreamSubscriber, options: Namespace) -> None:
+    writer, standing_by = LineWriter(options.count), set[int]()
+    unfinished = dict(enumerate([] if options.follow else await subscriber.end_offsets()))
+    follow_s = inf if options.group is None else STANDBY_POLL_S
+    while True:
+        standing_by = _report_standby(subscriber, standing_by, options.group)
+        for partition, cursor in enumerate(subscriber.cursors):
+            if cursor is not None and cursor.next_offset >= unfinished.get(partition, inf):
+                del unfinished[partition]
+        if not (options.follow or unfinished):
+            return
+        found: tuple[int, DeliveredBatch] | None = None
+        with anyio.move_on_after(follow_s if options.follow else POLL_S):
+            found = await subscriber.next_batch()
+        if found is None:
+            continue
+        partition, batch = found
+        for offset, _, delta in batch:
+            if not options.follow and offset >= unfinished.get(partition, 0):
+                unfinished.pop(partition, None)
+                break
+            writer.put(delta, offset, partition)
+            subscriber.ack(partition, offset)
+            if writer.is_done:
+                return
+        await anyio.lowlevel.checkpoint()
+
+
+def _report_standby(subscriber: StreamSubscriber, before: set[int], group: str | None) -> set[int]:
+    """Report the partitions that other members read, and those that this one reads now; return the former."""
+    standing_by = set(subscriber.standing_by)
+    for partition in sorted(standing_by - before):
+        system.note(
+            f"another member reads partition {partition} for group {group!r}: standing by until it leaves"
+        )
+    for partition in sorted(before - standing_by):
+        system.note(f"reading partition {partition} for group {group!r} now")
+    return standing_by
 
 
 async def _wait_while_standby(subscriber: Subscriber, options: Namespace) -> None:
@@ -163,56 +174,3 @@ async def _wait_while_standby(subscriber: Subscriber, options: Namespace) -> Non
         subscriber.check()
         await anyio.sleep(POLL_S)
     system.note(f"reading for group {options.group!r} now, from offset {subscriber.received}")
-
-
-class _DirectoryReader:
-    """Writes deltas of a directory's log as lines, and stores the group's offset."""
-
-    def __init__(
-        self, options: Namespace, topics: list[Topic], group: GroupCursor | None, follower: Follower
-    ) -> None:
-        self._options = options
-        self._topics = topics
-        self._group = group
-        self._follower = follower
-        self._start_offset = follower.offset
-        self._remaining = options.count
-
-    async def run(self) -> None:
-        stored_at = system.now()
-        while True:
-            for location in self._follower.read():
-                self._write(location.logged)
-                if self._remaining == 0:
-                    return
-                if system.now() - stored_at > SAVE_INTERVAL_S and self._group is not None:
-                    self._group.store()
-                    stored_at = system.now()
-                await anyio.lowlevel.checkpoint()
-            if self._group is not None:
-                self._group.store()
-            if not self._options.follow:
-                return
-            await anyio.sleep(POLL_S)
-
-    def _write(self, logged: LoggedBatch) -> None:
-        for offset, line in self._lines(logged):
-            system.put(line)
-            self._advance(offset + 1)
-            self._remaining = None if self._remaining is None else self._remaining - 1
-            if self._remaining == 0:
-                return
-        self._advance(logged.next_offset)
-
-    def _lines(self, logged: LoggedBatch) -> Iterator[tuple[int, str]]:
-        batch = logged.batch
-        if batch.is_control:
-            return
-        for row in range(max(self._start_offset - logged.offset, 0), batch.count):
-            delta = batch.delta(row, logged.source)
-            if any(topic.matches(delta) for topic in self._topics):
-                yield logged.offset + row, to_line(delta, logged.offset + row)
-
-    def _advance(self, next_offset: int) -> None:
-        if self._group is not None:
-            self._group.next_offset = next_offset

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OK = 0
 _DIGITS_MAX = 20
-_OPTIONS = {"name": "NAME", "namespaces": "--namespace", "operations": "--operation"}
+_OPTIONS = {"name": "NAME", "namespaces": "--namespace", "streams": "--stream", "operations": "--operation"}
 
 
 def create_token(options: Namespace) -> int:
@@ -53,7 +53,7 @@ def create_token(options: Namespace) -> int:
 def _read_rights(options: Namespace) -> dict[str, Any]:
     """Return the table's keys and values; a key that was not given has an empty value."""
     rights = {right: getattr(options, right) for right in RIGHTS}
-    rights |= {"namespaces": options.namespace, "operations": options.operation}
+    rights |= {"namespaces": options.namespace, "streams": options.stream, "operations": options.operation}
     for key in ("rate", "burst"):
         text = getattr(options, key)
         rights[key] = None if text is None else Literal(_parse_number(f"--{key}", text))

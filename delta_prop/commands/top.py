@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,12 @@ from delta_prop.commands.connect_options import connect_options_of
 from delta_prop.commands.http_client import HttpClient, NoAnswer
 from delta_prop.commands.screen import StatusSample, format_lag, render
 from delta_prop.commands.status import flatten, format_value
+from delta_prop.commands.tables import Table, are_of_several, select_rows
 from delta_prop.commands.wait_reporter import NO_HTTP_PORT, WaitReporter
 from delta_prop.platform import system
 from delta_prop.platform.world import real_world
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -41,25 +44,72 @@ async def fetch(options: Namespace, path: str) -> Any:
         return await http_client.get(path)
 
 
+async def fetch_rows(options: Namespace, path: str, key: str | None = None) -> list[Mapping[str, Any]]:
+    """Return the rows at a path, or at its `key`, of the partitions that the options name.
+
+    Raises UsageError, NoAnswer.
+    """
+    async with _open_http_client(options) as http_client:
+        content = await http_client.get(path)
+        if options.stream is not None or options.partition is not None:
+            _check_place(await http_client.get("/api/status"), options)
+    return select_rows(content if key is None else content[key], options)
+
+
+def _check_place(status: Mapping[str, Any], options: Namespace) -> None:
+    """Check that the server has what the options name, if it has opened its streams. Raises UsageError."""
+    counts = {stream["name"]: stream["partitions"] for stream in status["streams"]}
+    name = options.stream or DEFAULT_STREAM
+    if not counts:
+        return
+    if name not in counts:
+        raise UsageError(f"stream {name!r:.80}: unknown: give one of {', '.join(list(counts)[:10])}")
+    if options.partition is not None and options.partition >= counts[name]:
+        raise UsageError(
+            f"partition {options.partition}: stream {name!r} has {counts[name]}: name 0 to {counts[name] - 1}"
+        )
+
+
 async def show_server_status(options: Namespace) -> int:
     """Print the server's state; return exit status 1 if it is not ready. Raises UsageError, NoAnswer."""
     status = await fetch(options, "/api/status")
-    if options.json:
+    partitions = [
+        open_one | {"stream": stream["name"]} for stream in status["streams"] for open_one in stream["open"]
+    ]
+    if options.stream is not None or options.partition is not None:
+        _check_place(status, options)
+        rows = select_rows(partitions, options)
+        if options.json:
+            system.put_all(map(json.dumps, rows))
+        else:
+            _put_partitions(rows)
+    elif options.json:
         system.put(json.dumps(status))
     else:
         lines = dict(flatten(status))
         width = max(map(len, lines))
         system.put_all(f"{name:{width}}  {format_value(value)}" for name, value in lines.items())
+        if are_of_several(partitions):
+            _put_partitions(partitions)
     return OK if status["ready"] else FAILED
+
+
+def _put_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the open partitions."""
+    table = Table(has_partitions=True)
+    table.put_head(f"{'start':>12}  {'next':>12}  log_id")
+    for row in rows:
+        table.put(row, f"{row['start_offset']:>12,}  {row['next_offset']:>12,}  {row['log_id']}")
 
 
 async def show_server_sinks(options: Namespace) -> int:
     """Print each attached sink and its progress. Raises UsageError, NoAnswer."""
-    sinks = await fetch(options, "/api/sinks")
+    sinks = await fetch_rows(options, "/api/sinks")
     if options.json:
         system.put_all(map(json.dumps, sinks))
         return OK
-    system.put(
+    table = Table(has_partitions=are_of_several(sinks))
+    table.put_head(
         f"{'name':24}  {'state':13}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  notes"
     )
     for sink in sinks:
@@ -68,7 +118,7 @@ async def show_server_sinks(options: Namespace) -> int:
         progress = sink["rebuild"]
         rebuilt = progress and f"{progress['rows_done']:,} of {progress['rows_total']:,} rows rebuilt"
         notes = "; ".join(filter(None, (rebuilt, sink["reason"])))
-        system.put(f"{sink['name']:24}  {sink['state']:13}  {numbers}  {notes}".rstrip())
+        table.put(sink, f"{sink['name']:24}  {sink['state']:13}  {numbers}  {notes}")
     return OK
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 
-from delta_prop.client import Subscriber, outage
+from delta_prop.client import StreamSubscriber, Subscriber, outage
 from delta_prop.platform import system
 from delta_prop_wire.errors import Refused
 
@@ -102,7 +102,7 @@ def _mute_client_warning() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def report_subscriber_waits(subscriber: Subscriber) -> AsyncIterator[None]:
+async def report_subscriber_waits(subscriber: Subscriber | StreamSubscriber) -> AsyncIterator[None]:
     """Report why a subscriber has no connection, until the block ends."""
     wait_reporter = WaitReporter(NO_PORT)
     wait_reporter.get_cause = lambda: subscriber.waits_for

@@ -19,7 +19,14 @@ from delta_prop.delivery.inbox import Inbox
 from delta_prop.delivery.quarantine import Quarantine
 from delta_prop.delivery.quarantines import QuarantineWriter
 from delta_prop.delivery.rebuild import Rebuilder
-from delta_prop.delivery.redelivery import ReplayRequest, ReplayResult, execute_replay
+from delta_prop.delivery.redelivery import (
+    FeedRequest,
+    ForgetRequest,
+    ReplayRequest,
+    ReplayResult,
+    execute_forget,
+    execute_replay,
+)
 from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
 from delta_prop.delivery.sink_cursor import ProgressListener, SinkCursor
 from delta_prop.delivery.sink_invoker import Deliverer, FeedCounters, SinkInvoker
@@ -253,8 +260,8 @@ class Feed:
 
     # --- calls from an operator and the log
 
-    def add_request(self, request: ReplayRequest) -> None:
-        """Queue a request to apply or drop quarantined deltas, or to move the cursor, between deliveries."""
+    def add_request(self, request: FeedRequest) -> None:
+        """Queue a request, to be carried out between deliveries."""
         self.control.add_request(request)
 
     def invalidate_cursor(self) -> None:
@@ -347,12 +354,12 @@ class Feed:
             cursor.advance_applied(inbox.end)
         return deliveries
 
-    async def _run_request(self, request: ReplayRequest) -> None:
-        """Execute an operator's request; it frees capacity in a full quarantine, so the sink resumes."""
+    async def _run_request(self, request: FeedRequest) -> None:
+        """Carry out a request; a replay frees capacity in a full quarantine, so the sink resumes."""
         control, status = self.control, self.status
         if request.is_withdrawn:
             pass
-        elif request.reset_to is not None:
+        elif isinstance(request, ReplayRequest) and request.reset_to is not None:
             self.restart_at(request.reset_to)
             if status.state is FeedState.NEEDS_SNAPSHOT:
                 control.continue_from_cursor()
@@ -363,7 +370,13 @@ class Feed:
                     "a stopped sink applies nothing: restart it (or resume it), then retry"
                 )
             )
-        else:
+        elif isinstance(request, ForgetRequest):
+            answer = await execute_forget(self, request)
+            self.inbox.in_call = 0
+            if not status.has_ended:
+                status.move(FeedEvent.REST)
+            request.finish(answer)
+        elif isinstance(request, ReplayRequest):
             if status.is_full:  # the request frees capacity
                 control.continue_from_cursor()
             answer = await execute_replay(self, request)

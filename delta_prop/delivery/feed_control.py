@@ -10,7 +10,7 @@ from delta_prop.delivery import reasons
 from delta_prop.delivery.breaker import Breaker, BreakerState, RetryLimits
 from delta_prop.delivery.feed_state import FeedEvent, FeedState, FeedStatus
 from delta_prop.delivery.inbox import Inbox
-from delta_prop.delivery.redelivery import ReplayQueue, ReplayRequest
+from delta_prop.delivery.redelivery import FeedRequest, ReplayQueue
 from delta_prop.delivery.sink_cursor import SinkCursor
 from delta_prop.platform.ports import World
 from delta_prop_broker.log.contract import Log
@@ -142,13 +142,13 @@ class FeedControl:
         self.backoff.probe_now()
         self.inbox.notify()
 
-    def add_request(self, request: ReplayRequest) -> None:
-        """Queue a request to apply or drop quarantined deltas, or to move the cursor, between deliveries."""
+    def add_request(self, request: FeedRequest) -> None:
+        """Queue a request, to be carried out between deliveries."""
         if self.status.state is FeedState.CLOSED and self.status.reason is not None:
             request.finish(self.status.reason)
             return
         self.requests.add(request)
-        if request.reset_to is not None:
+        if self.requests.is_resetting:
             self.backoff.probe_now()
         self.inbox.notify()
 

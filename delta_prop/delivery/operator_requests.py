@@ -1,20 +1,24 @@
-"""Requests of operators to a service through its data directory: one file per request, beside the log.
+"""Requests of operators to a service through its data directory: one file per request, at its root.
+
+A request names the partition that it is for; one that names none is for the default partition.
 
 A request is durable when the command that makes it ends. The process that has the directory open polls for
 requests once a second; without such a process, the next one reads them at its start. Each file is removed
 after its request is carried out, so a request may be carried out twice, but is never lost. All requests are
 idempotent.
 
-A `pause` goes from `commands/status.py` by `directory/request_client.py` into a file; `OperatorWorker`
-takes it and calls `SinkManager.pause`, which asks the control of the feed.
+A `pause` goes from `commands/sinks.py` by `directory/request_client.py` into a file; `OperatorWorker`
+takes it and has the `RequestExecutor` of the partition call `SinkManager.pause`, which asks the control of
+the feed.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.segments.small_file import (
@@ -40,18 +44,39 @@ _REFUSED = ".refused"
 """Suffix of a refused request's file; it holds the reason, for the command that made the request."""
 
 
+class RequestPlace(NamedTuple):
+    """The partition that a request is for: the name of its stream, and its number."""
+
+    stream: str = DEFAULT_STREAM
+    partition: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition}"
+
+
+DEFAULT_PLACE = RequestPlace()
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
     """A request for one sink. `sink`: its name, or the group's. `offsets`: the deltas to replay or drop, all
     if empty; of a reset, the one offset to continue from.
 
-    `log_id`: id of the log that the offsets belong to, in hexadecimal.
+    `log_id`: id of the log that the offsets belong to, in hexadecimal; it tells the partition of a stream
+    from that of a later one with the same name.
     """
 
     verb: Verb
     sink: str
     log_id: str
     offsets: tuple[int, ...] = ()
+    stream: str = DEFAULT_STREAM
+    partition: int = 0
+
+    @property
+    def place(self) -> RequestPlace:
+        """The partition that it is for."""
+        return RequestPlace(self.stream, self.partition)
 
     def matches(self, offset: int) -> bool:
         """True if the delta rejected at `offset` is to be replayed or dropped."""
@@ -94,7 +119,12 @@ def _read(disk: Disk, path: str) -> OperatorRequest | Literal[False] | None:
             return False
         fields = json.loads(body)
         request = OperatorRequest(
-            fields["verb"], str(fields["sink"]), str(fields["log_id"]), tuple(map(int, fields["offsets"]))
+            fields["verb"],
+            str(fields["sink"]),
+            str(fields["log_id"]),
+            tuple(map(int, fields["offsets"])),
+            str(fields.get("stream", DEFAULT_STREAM)),
+            int(fields.get("partition", 0)),
         )
     except (LogCorrupted, KeyError, TypeError, ValueError):
         return None
@@ -133,8 +163,8 @@ def remove_request(disk: Disk, path: str) -> None:
     disk.sync_directory(DIRECTORY)
 
 
-def forget_requests(disk: Disk, sink: str) -> None:
-    """Remove the requests for a sink that is forgotten. Raises OSError."""
+def forget_requests(disk: Disk, sink: str, log_id: bytes) -> None:
+    """Remove the requests for a sink of a log that is forgotten. Raises OSError."""
     for path, request in read_requests(disk).items():
-        if request is not None and request.sink == sink:
+        if request is not None and (request.sink, request.log_id) == (sink, log_id.hex()):
             remove_request(disk, path)

@@ -64,6 +64,10 @@ class QuarantineWriter:
         """True if a change is not durable yet."""
         return bool(self.quarantine.touched) or self._failed
 
+    def rewrite_next(self) -> None:
+        """Have the next `write` write a new file, without outdated records, even if nothing has changed."""
+        self._must_rewrite = self._failed = True
+
     async def write(self) -> None:
         """Write what has changed; durable when it returns. Raises OSError; call it again then."""
         touched = self.quarantine.touched or set()
@@ -110,6 +114,8 @@ class Quarantines:
     """Quarantines by sink name; without a `disk` they are in memory, like the log."""
 
     def __init__(self, disk: Disk | None, log: Log, world: World) -> None:
+        self.requests_disk = disk
+        """The data directory with operators' requests: of several partitions all have the same."""
         self._disk = disk
         self._log = log
         self._world = world
@@ -145,6 +151,11 @@ class Quarantines:
         """True if the sink's quarantine holds something, or something was dropped from it."""
         return name in self._known and self._known[name][0].has_content
 
+    @property
+    def has_forgotten(self) -> bool:
+        """True while `tidy` has something to remove."""
+        return bool(self._forgotten)
+
     def forget(self, name: str) -> None:
         """Drop everything held for a detached sink; `tidy` removes its file."""
         self._known.pop(name, None)
@@ -164,11 +175,11 @@ class Quarantines:
             await self._tidy()
 
     async def _tidy(self) -> None:
-        disk = self._disk
+        disk, requests_disk = self._disk, self.requests_disk
         for name in sorted(self._forgotten):
-            if disk is not None:
+            if disk is not None and requests_disk is not None:
                 await self._threads.run(partial(remove_stored, disk, name))
-                await self._threads.run(partial(forget_requests, disk, name))
+                await self._threads.run(partial(forget_requests, requests_disk, name, self._log.log_id))
             self._forgotten.discard(name)
 
 

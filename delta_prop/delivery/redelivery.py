@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,10 +13,11 @@ import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
+from delta_prop.delivery.feed_state import FeedEvent
 from delta_prop.delivery.held_deltas import QuarantinedDelta
 from delta_prop.delivery.quarantine import ReplayPlan
 from delta_prop.delivery.reasons import rejected_unknown
-from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
+from delta_prop_sinks.sink import Delivery, HoldsTombstones, RejectDelta, StopSink, TryAgain
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import Refused
 
@@ -32,16 +34,10 @@ class ReplayResult:
     left: int
 
 
-class ReplayRequest:
-    """Request to apply (or drop) the rejected deltas at these offsets (None: all), then their dependents.
+class FeedRequest:
+    """Request to a feed, which carries it out between two deliveries. `is_withdrawn`: nobody waits for it."""
 
-    The dependents of dropped deltas are applied. With `reset_to`, the feed restarts at that offset instead.
-    """
-
-    def __init__(self, offsets: frozenset[int] | None, *, drop: bool, reset_to: int | None = None) -> None:
-        self.offsets = offsets
-        self.drop = drop
-        self.reset_to = reset_to
+    def __init__(self) -> None:
         self.is_withdrawn = False
         self._answer: ReplayResult | Refused | None = None
         self._answered = anyio.Event()
@@ -63,18 +59,43 @@ class ReplayRequest:
         raise self._answer.with_traceback(None)
 
 
+class ForgetRequest(FeedRequest):
+    """Request to remove tombstones from the sink: of `erased` vectors, and of those deleted `before`."""
+
+    def __init__(self, erased: Sequence[tuple[str, str]], before: int) -> None:
+        super().__init__()
+        self.erased = erased
+        self.before = before
+
+
+class ReplayRequest(FeedRequest):
+    """Request to apply (or drop) the rejected deltas at these offsets (None: all), then their dependents.
+
+    The dependents of dropped deltas are applied. With `reset_to`, the feed restarts at that offset instead.
+    """
+
+    def __init__(self, offsets: frozenset[int] | None, *, drop: bool, reset_to: int | None = None) -> None:
+        super().__init__()
+        self.offsets = offsets
+        self.drop = drop
+        self.reset_to = reset_to
+
+
 class ReplayQueue:
     """Requests of operators for one sink, oldest first; the feed carries them out between deliveries."""
 
     def __init__(self) -> None:
-        self.waiting: deque[ReplayRequest] = deque()
+        self.waiting: deque[FeedRequest] = deque()
 
     @property
     def is_resetting(self) -> bool:
         """True if a request moves the cursor, so that the present delivery no longer matters."""
-        return any(request.reset_to is not None and not request.is_withdrawn for request in self.waiting)
+        return any(
+            isinstance(request, ReplayRequest) and request.reset_to is not None and not request.is_withdrawn
+            for request in self.waiting
+        )
 
-    def add(self, request: ReplayRequest) -> None:
+    def add(self, request: FeedRequest) -> None:
         """Queue a request, and drop those that were withdrawn, except the first, which may be running."""
         still_open = [
             queued for queued in self.waiting if queued is self.waiting[0] or not queued.is_withdrawn
@@ -85,6 +106,24 @@ class ReplayQueue:
         """Answer all requests: none will be carried out."""
         for request in self.waiting:
             request.finish(answer)
+
+
+async def execute_forget(feed: Feed, request: ForgetRequest) -> ReplayResult:
+    """Have the sink forget tombstones, until that has succeeded, or nobody waits, or the sink has stopped."""
+    sink, invoker, control = feed.sink, feed.invoker, feed.control
+    if request.erased and feed.deliverer.writer is not None:
+        feed.deliverer.writer.rewrite_next()
+        await feed.deliverer.wait_quarantine_written()
+    if isinstance(sink, HoldsTombstones):
+        forget = partial(sink.forget, request.erased, request.before)
+        while (failure := await invoker.attempt(forget, FeedEvent.CALL, 0)) is not None:
+            if isinstance(failure, StopSink):
+                control.stop_because(failure.reason)
+            else:
+                await invoker.back_off(failure)
+            if feed.has_ended or request.is_withdrawn or control.requests.is_resetting:
+                break
+    return ReplayResult(0, 0, len(feed.quarantine))
 
 
 async def execute_replay(feed: Feed, request: ReplayRequest) -> ReplayResult:

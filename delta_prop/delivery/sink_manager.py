@@ -24,7 +24,7 @@ from delta_prop.delivery.pacing import PacingGate
 from delta_prop.delivery.quarantines import Quarantines
 from delta_prop.delivery.reasons import cannot_be_rebuilt
 from delta_prop.delivery.rebuild import Rebuilder, can_be_rebuilt
-from delta_prop.delivery.redelivery import ReplayRequest, ReplayResult
+from delta_prop.delivery.redelivery import ForgetRequest, ReplayRequest, ReplayResult
 from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable, Rows
 from delta_prop.delivery.sink_context import PartitionSinkContext, find_head, read_history
 from delta_prop.delivery.sink_opening import OpenedSink, SinkOpening, Start
@@ -33,7 +33,7 @@ from delta_prop.delivery.status import FeedLimits, FeedStatistics, SavedCursor
 from delta_prop.delivery.subscription import Subscription
 from delta_prop.partition.partition import Partition
 from delta_prop_sinks.argument_checks import check_sink_name
-from delta_prop_sinks.sink import ControlRowSink, Rebuildable, Sink, VectorHolder
+from delta_prop_sinks.sink import ControlRowSink, HoldsTombstones, Rebuildable, Sink, VectorHolder
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import Head
 from delta_prop_wire.errors import Refused, UsageError
@@ -360,6 +360,16 @@ class SinkManager:
             if head is None and isinstance(runtime.sink, VectorHolder):
                 head = runtime.sink.head(namespace, vector_id)
         return head
+
+    def forget_tombstones(self) -> None:
+        """Have sinks remove the tombstones that the log's newest snapshot has no more."""
+        storage = self._partition.storage
+        below = 0 if storage is None else storage.log.tombstones_below
+        for runtime in self.runtimes.values():
+            if runtime.forgotten_below < below <= runtime.feed.committed:
+                runtime.forgotten_below = below
+                if isinstance(runtime.sink, HoldsTombstones):
+                    runtime.feed.add_request(ForgetRequest((), below))
 
     def cancel_overdue_calls(self, now: float) -> None:
         """Cancel sinks' calls that exceed their time limit."""

@@ -45,6 +45,7 @@ class SinkRuntime:
         self.feed = feed
         self.cursor: AttachedCursor | None = None  # None for a subscription, which has none
         self.is_closing = False
+        self.forgotten_below = 0  # the sink was told to remove tombstones below this offset
         self._partition = partition
         self._start_event = start_event
         self._scope = anyio.CancelScope()

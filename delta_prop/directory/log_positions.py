@@ -19,7 +19,7 @@ from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from delta_prop.client.subscriber import StartPosition
+    from delta_prop.client.positions import StartPosition
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.retention.snapshot import Snapshot
 
@@ -103,6 +103,15 @@ def check_reached(offset: int, log: DurableLog) -> None:
     if offset > log.high_watermark:
         raise UsageError(
             f"--start {offset}: the log ends at offset {log.high_watermark}: give that, or latest"
+        )
+
+
+def check_start_of_all(position: LogPosition | None, stream: str, partitions: int) -> None:
+    """Refuse an offset for several partitions, each of which has its own. Raises UsageError."""
+    if position is not None and position.offset is not None:
+        raise UsageError(
+            f"--start {position.offset}: stream {stream!r} has {partitions} partitions, each with its own "
+            "offsets: name one with --partition, or give earliest, latest or a time"
         )
 
 

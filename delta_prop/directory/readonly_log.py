@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from delta_prop.platform.path_checks import DATA_DIRECTORY_FIX
 from delta_prop.platform.system import open_existing_disk, pause
 from delta_prop_broker.catalogue.store import PLACE_OF_DEFAULT, PartitionPlace, place_of, read_catalogue
-from delta_prop_broker.catalogue.stream import DEFAULT_STREAM, check_partition
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM, Stream, check_partition
 from delta_prop_broker.corruption import LogCorrupted, add_directory_to_errors
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.data_directory import DataDirectory
@@ -68,6 +68,11 @@ def find_place(disk: Disk, name: PartitionName) -> PartitionPlace:
     if not disk.list(place.log_path):
         raise UsageError(f"partition {number} of stream {stream.name!r} was never used: it has no log yet")
     return place
+
+
+def is_used(disk: Disk, stream: Stream, partition: int) -> bool:
+    """Return True if a partition has a log: it was used. Raises OSError."""
+    return bool(disk.list(place_of(stream, partition).log_path))
 
 
 def partition_of_vector(path: str, stream: str, namespace: str, vector_id: str) -> PartitionName:

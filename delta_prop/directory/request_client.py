@@ -5,6 +5,8 @@ The process that has the directory open carries it out; if there is none, the ne
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from delta_prop.delivery.operator_requests import (
     OperatorRequest,
     Verb,
@@ -12,12 +14,13 @@ from delta_prop.delivery.operator_requests import (
     read_requests,
     take_refusal,
 )
-from delta_prop.directory.readonly_log import open_disk
 from delta_prop.platform import system
 from delta_prop_broker.disk import Disk
-from delta_prop_broker.segments.identity import Identity, read_identity
-from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
-from delta_prop_wire.errors import DeltaPropError, UsageError
+from delta_prop_broker.segments.paths import LOCK_PATH
+from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from delta_prop.directory.stored_partitions import StoredPartition
 
 WAIT_S = 10.0
 """Maximum seconds to wait until the process that has the directory open has carried a request out."""
@@ -28,32 +31,34 @@ class RequestRefused(DeltaPropError):
     """The service refused an operator's request; the message gives the reason."""
 
 
-def open_directory(data: str) -> tuple[Disk, Identity]:
-    """Return a data directory's disk and its log's identity. Raises UsageError, LogCorrupted, OSError."""
-    disk = open_disk(data)
-    identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
-    if identity is None:
-        raise UsageError(f"{data!r} holds no log yet: publish something, or name another directory")
-    return disk, identity
+def read_pending_requests(root: Disk, log_id: bytes) -> list[OperatorRequest]:
+    """Return the requests for a log that are not carried out yet, oldest first. Raises OSError.
 
-
-def read_pending_requests(disk: Disk, log_id: bytes) -> list[OperatorRequest]:
-    """Return the requests that are not carried out yet, oldest first. Raises OSError."""
-    requests = read_requests(disk).values()
+    `root`: the data directory.
+    """
+    requests = read_requests(root).values()
     return [request for request in requests if request is not None and request.log_id == log_id.hex()]
 
 
 def submit_request(
-    data: str, verb: Verb, sink: str, offsets: tuple[int, ...], subject: str, *, success: str | None = None
+    partition: StoredPartition,
+    verb: Verb,
+    sink: str,
+    offsets: tuple[int, ...],
+    *,
+    subject: str,
+    success: str | None = None,
 ) -> None:
-    """Leave a request, wait until it is carried out, and report its outcome.
+    """Leave a request for a partition, wait until it is carried out, and report its outcome.
 
     `subject` names the request in reports; `success`, if given, takes its place in the report of success.
 
     Raises UsageError if too many requests wait, RequestRefused if the service refuses it, OSError.
     """
-    disk, identity = open_directory(data)
-    path = put_request(disk, OperatorRequest(verb, sink, identity.log_id.hex(), offsets), system.wall_us())
+    data, disk = partition.data, partition.root
+    log_id = partition.read_identity().log_id.hex()
+    request = OperatorRequest(verb, sink, log_id, offsets, partition.stream, partition.partition)
+    path = put_request(disk, request, system.wall_us())
     writer = system.find_lock_holder(data, LOCK_PATH)
     if writer is None:
         system.confirm(f"recorded: {subject}; the next service that opens {data!r} does it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from delta_prop.delivery.cursors import read_cursors
 from delta_prop.delivery.group_cursor import read_groups
@@ -21,6 +21,9 @@ from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.segments.identity import Identity
 from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from delta_prop.directory.stored_partitions import StoredPartition
 
 _UNBOUNDED = 1 << 62
 
@@ -45,10 +48,11 @@ def describe_quarantine(disk: Disk, identity: Identity, sink: str) -> str:
     return f"held {rejected:,} rejected deltas and {len(records) - rejected:,} blocked by them"
 
 
-def read_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
-    """Return every sink and group with a cursor beside the log, and its lag. Raises OSError."""
+def read_sinks(partition: StoredPartition, log: DurableLog) -> list[dict[str, Any]]:
+    """Return every sink and group with a cursor beside a partition's log, and its lag. Raises OSError."""
+    disk = partition.disk
     quarantines = read_quarantines(disk, log.log_id, log.epoch_end)
-    requests = read_pending_requests(disk, log.log_id)
+    requests = read_pending_requests(partition.root, log.log_id)
     entries: list[dict[str, Any]] = []
     for name, cursor in sorted(read_cursors(disk, log.log_id).items()):
         entry: dict[str, Any] = {
@@ -67,7 +71,7 @@ def read_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
         entry = {"name": name, "kind": "group", "offset": None, "required": False}
         entry |= {"corruption": str(offset)} if isinstance(offset, UsageError) else {"offset": offset}
         entries.append(entry)
-    return [entry | _measure_lag(log, entry["offset"]) for entry in entries]
+    return [entry | _measure_lag(log, entry["offset"]) | partition.fields for entry in entries]
 
 
 def _measure_lag(log: DurableLog, offset: int | None) -> dict[str, Any]:

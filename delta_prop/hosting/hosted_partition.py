@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.api.propagator import Propagator
-from delta_prop.delivery.operator_worker import OperatorWorker
+from delta_prop.delivery.operator_requests import RequestPlace
+from delta_prop.delivery.request_executor import RequestExecutor
 from delta_prop.partition.partition import Partition
 
 if TYPE_CHECKING:
     from delta_prop.api.settings import Settings
+    from delta_prop.delivery.operator_worker import OperatorWorker
     from delta_prop.platform.ports import World
     from delta_prop_broker.catalogue.store import PartitionPlace
     from delta_prop_broker.log.data_directory import DataDirectory
@@ -26,6 +28,8 @@ class _HostedPropagator(Propagator):
         data: DataDirectory,
         place: PartitionPlace,
         *,
+        request_place: RequestPlace,
+        worker: OperatorWorker,
         settings: Settings,
         log_settings: LogSettings,
         world: World,
@@ -33,21 +37,32 @@ class _HostedPropagator(Propagator):
         super().__init__(settings, world=world)
         self._data = data
         self._place = place
+        self._request_place = request_place
+        self._worker = worker
         self._log_settings = log_settings
+
+    @property
+    def request_executor(self) -> RequestExecutor | None:
+        """What carries out operators' requests, while this is open."""
+        return self._request_executor
 
     async def _open_partition(self, world: World) -> Partition:
         return await Partition.open_in(self._data, self._place, self._log_settings, self.settings, world)
 
-    async def _start_operator_worker(self) -> OperatorWorker | None:
-        # Operators' requests lie at the root of the data directory, where the default partition reads them.
-        return None if self._place.state_path else await super()._start_operator_worker()
+    def _make_request_executor(self) -> RequestExecutor:
+        return RequestExecutor(self._partition, self._sinks, self._request_place, self._data.disk)
+
+    async def _start_operator_worker(self) -> None:
+        """Carry out earlier requests; the host has one worker for all its partitions."""
+        assert self._request_executor is not None
+        await self._worker.carry_out_earlier(self._request_executor)
 
 
 class HostedPartition:
     """A partition from its opening to its end. `run` is its task.
 
     `propagator`: None unless it is open. `failure`: why it did not open, or failed to close. `is_leaving`:
-    set before it is told to close, so that nobody begins to use it.
+    set before it is told to close, so that nobody begins to use it. `users`: how many use it at present.
     """
 
     def __init__(
@@ -55,16 +70,25 @@ class HostedPartition:
         data: DataDirectory,
         place: PartitionPlace,
         *,
+        request_place: RequestPlace,
+        worker: OperatorWorker,
         settings: Settings,
         log_settings: LogSettings,
         world: World,
     ) -> None:
-        self.propagator: Propagator | None = None
+        self.propagator: _HostedPropagator | None = None
         self.failure: Exception | None = None
         self.closed = anyio.Event()
         self.is_leaving = False
+        self.users = 0
         self._propagator = _HostedPropagator(
-            data, place, settings=settings, log_settings=log_settings, world=world
+            data,
+            place,
+            request_place=request_place,
+            worker=worker,
+            settings=settings,
+            log_settings=log_settings,
+            world=world,
         )
         self._opened, self._closing = anyio.Event(), anyio.Event()
 
@@ -79,8 +103,8 @@ class HostedPartition:
         Raises only if the partition ends by itself; `failure` holds other errors.
         """
         try:
-            async with self._propagator as propagator:
-                self.propagator = propagator
+            async with self._propagator:
+                self.propagator = self._propagator
                 self._opened.set()
                 await self._closing.wait()
                 self.propagator = None
@@ -92,6 +116,12 @@ class HostedPartition:
             self.propagator = None
             self._opened.set()
             self.closed.set()
+
+    @property
+    def request_executor(self) -> RequestExecutor | None:
+        """What carries out operators' requests, while it is open and does not close."""
+        propagator = self.propagator
+        return None if propagator is None or self.is_closing else propagator.request_executor
 
     async def wait_open(self) -> Propagator | None:
         """Return the propagator once it is open; None if it closes. Raises what its opening raises."""

@@ -19,7 +19,10 @@ import anyio.lowlevel
 from delta_prop.api.propagator import Propagator
 from delta_prop.api.settings import Settings, check_data
 from delta_prop.calls.argument_checks import check_instance
+from delta_prop.delivery.operator_requests import RequestPlace
+from delta_prop.delivery.operator_worker import OperatorWorker
 from delta_prop.hosting.hosted_partition import HostedPartition
+from delta_prop.hosting.request_hosts import RequestHosts
 from delta_prop.hosting.shared_threads import SharedThreads
 from delta_prop.platform.world import real_world
 from delta_prop_broker.catalogue.catalogue import Catalogue
@@ -27,12 +30,16 @@ from delta_prop_broker.catalogue.store import place_of, read_catalogue, remove_d
 from delta_prop_broker.catalogue.stream import (
     DEFAULT_ID,
     DEFAULT_STREAM,
+    QUOTAS,
     Stream,
     StreamSettings,
     check_partition,
 )
 from delta_prop_broker.log.data_directory import DataDirectory
+from delta_prop_sinks.argument_checks import check_texts
+from delta_prop_wire.delta import namespace_of
 from delta_prop_wire.errors import UsageError
+from delta_prop_wire.murmur import partition_of
 from delta_prop_wire.stamp import LogName
 
 if TYPE_CHECKING:
@@ -41,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-_LIVE_SETTINGS = frozenset({"retention_s", "retention_bytes"})
+_LIVE_SETTINGS = frozenset({"retention_s", "retention_bytes", "tombstone_retention_s", *QUOTAS})
 
 
 class Streams:
@@ -86,11 +93,17 @@ class Streams:
         except BaseException:
             self._data.close()
             raise
+        self._operator_worker = OperatorWorker(
+            self._data.disk, RequestHosts(self, self._partitions, self._data.disk), world
+        )
+        self._operator_scope = anyio.CancelScope()
         self._shared_threads = SharedThreads(world)
         self._partition_world = await self._shared_threads.__aenter__()
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
+            await self._operator_worker.begin()
             await self.open_partition(self._catalogue.require(DEFAULT_STREAM), 0)
+            self._tasks.start_soon(self._carry_out_requests)
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -102,6 +115,7 @@ class Streams:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._operator_scope.cancel()
         partitions = list(self._partitions.values())
         try:
             with anyio.CancelScope(shield=True):
@@ -119,6 +133,10 @@ class Streams:
             raise (
                 failures[0] if len(failures) == 1 else ExceptionGroup("partitions failed to close", failures)
             )
+
+    async def _carry_out_requests(self) -> None:
+        with self._operator_scope:
+            await self._operator_worker.run()
 
     # --- the catalogue
 
@@ -202,12 +220,36 @@ class Streams:
         vector in its snapshot. Raises Refused (UNKNOWN_STREAM, WRONG_PARTITION), UsageError, OSError.
         """
         stream = self._catalogue.require(name)
-        storage = (await self.open_partition(stream, partition)).internals().partition.storage
+        _, propagator = await self._hold(stream, partition, uses=0)  # it stays open for the removal
+        storage = propagator.internals().partition.storage
         assert storage is not None
         if not dry_run:
-            storage.log.truncate(before)
-            storage.log.retain()
-            storage.committer.notify()
+            storage.truncate(before)
+        return stream
+
+    async def erase(
+        self,
+        name: str,
+        vector_id: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        dry_run: bool = False,
+    ) -> Stream:
+        """Delete a vector, and remove all that files of its partition have of it; return the stream.
+
+        As `Propagator.erase`. Raises as that; Refused (UNKNOWN_STREAM).
+        """
+        check_texts(vector_id=vector_id)
+        namespace = namespace or namespace_of(vector_id)
+        stream = self._catalogue.require(name)
+        number = partition_of(namespace, vector_id, stream.partitions)
+        partition, propagator = await self._hold(stream, number)
+        try:
+            if not dry_run:
+                await propagator.erase(vector_id, namespace, timeout_s=timeout_s)
+        finally:
+            await self._drop_user(LogName(stream.stream_id, number), partition)
         return stream
 
     async def _adopt(self, catalogue: Catalogue, *, dry_run: bool) -> None:
@@ -246,6 +288,12 @@ class Streams:
 
         Raises as `open`.
         """
+        return (await self._hold(stream, number))[1]
+
+    async def _hold(
+        self, stream: Stream, number: int, *, uses: int = 1
+    ) -> tuple[HostedPartition, Propagator]:
+        """Return a partition, opened if need be, with as many more uses. Raises as `open`."""
         check_partition(stream, number)
         name = LogName(stream.stream_id, number)
         while True:
@@ -256,23 +304,36 @@ class Streams:
             if partition is None:
                 partition = self._partitions[name] = self._new_partition(stream, number)
                 self._tasks.start_soon(self._host, name, partition)
-            propagator = await partition.wait_open()
+            partition.users += uses
+            propagator = None
+            try:
+                propagator = await partition.wait_open()
+            finally:
+                if propagator is None:
+                    partition.users -= uses
             if propagator is not None:
-                return propagator
+                return partition, propagator
 
     def _new_partition(self, stream: Stream, number: int) -> HostedPartition:
         return HostedPartition(
             self._data,
             place_of(stream, number),
+            request_place=RequestPlace(stream.name, number),
+            worker=self._operator_worker,
             settings=self.settings,
             log_settings=stream.settings.log_settings(self._log_settings),
             world=self._partition_world,
         )
 
     async def release(self, name: LogName) -> None:
-        """Close a partition that a server no longer needs, unless `open` has returned it to a program."""
+        """Close a partition that `open_partition` has returned, if nobody else uses it."""
         partition = self._partitions.get(name)
-        if partition is not None and name not in self._pinned:
+        if partition is not None:
+            await self._drop_user(name, partition)
+
+    async def _drop_user(self, name: LogName, partition: HostedPartition) -> None:
+        partition.users -= 1
+        if partition.users <= 0 and name not in self._pinned:
             partition.begin_close()
             await partition.closed.wait()
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import gc
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -83,11 +84,27 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S_MAX))
 
 
+def raise_open_files_limit() -> int:
+    """Let this process open as many files as the system allows it; return that number.
+
+    This holds for the whole process, so only a command decides it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft in {resource.RLIM_INFINITY, hard}:
+        return soft
+    wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, max(soft, OPEN_FILES_MAX))
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 RELOAD_SIGNAL = signal.SIGHUP
 TOKEN_BYTES_MAX = 1024
 SETTINGS_BYTES_MAX = 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
+OPEN_FILES_MAX = 1 << 16
+"""As many open files as 30,000 open partitions need."""
 
 
 def draw_producer_name() -> str:

@@ -10,6 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from delta_prop.server.permissions import Permissions, Unauthorized
+from delta_prop.server.quotas import NO_QUOTA, ConnectionQuota
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError, Refused
 from delta_prop_wire.frames import Ack, Frame, Hello, Nack, Request, Response
@@ -59,7 +60,8 @@ class ConnectedClient:
     """The other end of a connection. `number`: of the connection; `name`: as the client calls itself.
 
     `permissions`: None before the first hello. `source`: that of its deltas. `codecs`: of compressed frames
-    that it can read. `last_hello`: the one that its deltas follow.
+    that it can read. `last_hello`: the one that its deltas follow. `is_counted`: as a connection of its
+    token. `is_held`: a frame of its deltas waits for a quota.
     """
 
     number: int
@@ -69,6 +71,9 @@ class ConnectedClient:
     source: Source = Source.LOCAL
     codecs: frozenset[int] = frozenset()
     last_hello: Hello = field(default_factory=Hello)
+    quota: ConnectionQuota = NO_QUOTA
+    is_counted: bool = False
+    is_held: bool = False
 
     @property
     def rights(self) -> Permissions:
@@ -98,6 +103,11 @@ class RefusalLog:
         self._client = client
         self._counters = counters
         self._audit = audit
+
+    def narrow(self, refused: Refused) -> Refused:
+        """Return a refusal without the names of streams that the client's token may not use."""
+        permissions = self._client.permissions
+        return refused if permissions is None else permissions.hide_streams(refused)
 
     def record(self, frame: str, refusal: Refused | ProtocolError) -> None:
         """Count a refusal, and write it to the audit log. `frame`: the type of the refused frame."""
@@ -143,6 +153,7 @@ class Answers:
 
     def refuse_request(self, request_number: int, request: Request, refused: Refused) -> None:
         """Refuse the request of this number."""
+        refused = self.refusals.narrow(refused)
         if refused.code is ErrorCode.UNAUTHORIZED:  # the same text for every cause
             self.refuse_unauthorized(refused, type(request).__name__, correlation_id=request_number)
         else:

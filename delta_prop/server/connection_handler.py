@@ -167,7 +167,7 @@ class ConnectionHandler:
         if self.client.permissions is None:
             timed_out = now - self.started_at > settings.handshake_timeout_s
             return f"no hello within {settings.handshake_timeout_s} s" if timed_out else None
-        if reader.waits_for_budget:
+        if reader.is_waiting:
             return None
         if reader.frame_started_at is None:
             is_silent = now - reader.received_at > settings.peer_timeout_s
@@ -224,6 +224,10 @@ class ConnectionHandler:
         if producer is not None and producer.is_used and self._answers.is_open:
             self._answers.send(pressure)
 
+    def update_quota(self) -> None:
+        """Follow changed quotas."""
+        self.dispatcher.update_quota()
+
     def statistics(self) -> dict[str, Any]:
         """Return a snapshot, for people and their tools."""
         client, producer, session = self.client, self.dispatcher.produce_handler, self.deliveries.session
@@ -236,6 +240,7 @@ class ConnectionHandler:
             "partition": self.partition_name.partition,
             "seconds": round(self._context.clock.now() - self.started_at, 1),
             "pending_frames": 0 if producer is None else len(producer.outcomes.pending),
+            "held": self.dispatcher.is_held,
             "subscribed": session is not None,
             **(NO_SUBSCRIPTION if session is None else session.statistics()),
         }

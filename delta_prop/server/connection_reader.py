@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.server.answers import Answers, ConnectedClient, ConnectionEnd, log_recovered, server_closing
-from delta_prop.server.partition_checks import check_hello, check_served
+from delta_prop.server.partition_checks import check_hello, check_served, check_stream_rights
 from delta_prop.server.partitions import ServedPartition, explain_open_failure
 from delta_prop.server.permissions import Unauthorized
 from delta_prop.server.produce_handler import ProduceHandler
@@ -43,12 +43,12 @@ from delta_prop_wire.frames import (
     Unsubscribe,
 )
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 if TYPE_CHECKING:
     from delta_prop.platform.ports import Stream
     from delta_prop.server.consumer_session import ConsumeHandler, Heartbeats
     from delta_prop.server.server_context import ServerContext
-    from delta_prop_wire.stamp import LogName
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -138,7 +138,7 @@ class ConnectionReader:
                     return
                 while not self._handle_frames():
                     unblocked = dispatcher.unblocked
-                    await (anyio.lowlevel.checkpoint() if unblocked is None else unblocked.wait())
+                    await (anyio.lowlevel.checkpoint() if unblocked is None else self._wait(unblocked))
         except ConnectionError:
             self._answers.abort()
         except ProtocolError as error:
@@ -149,7 +149,19 @@ class ConnectionReader:
         if self._budget_bytes > UNBUDGETED_BYTES:
             self._release_budget()
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while this side keeps the client's frames waiting, which does not count as its silence."""
+        return self.waits_for_budget or self._dispatcher.is_held
+
     # --- helpers
+
+    async def _wait(self, unblocked: anyio.Event) -> None:
+        """Wait before the next frame; nothing that the client has sent meanwhile came too late."""
+        await unblocked.wait()
+        now = self.received_at = self._now()
+        if self.frame_started_at is not None:
+            self.frame_started_at = now
 
     def _on_received(self, byte_count: int) -> bool:
         """Handle received bytes; return True if all were handled and the budget allows more."""
@@ -203,8 +215,8 @@ class ConnectionReader:
 class FrameDispatcher:
     """Handles the frames of one connection.
 
-    `unblocked`: set once a hello is done for which later frames wait; None if none waits. Such are the first
-    one, and one whose partition has to be opened.
+    `unblocked`: set once that is done for which later frames wait; None if none waits. Such are the first
+    hello, one whose partition has to be opened, and a frame of deltas that waits for a quota.
     `produce_handler`: None until a hello whose token may publish. `pending_answers`: requests whose answer
     waits for a sync.
     """
@@ -239,6 +251,11 @@ class FrameDispatcher:
         return self._known_recoveries != self._context.partition.pipeline.recoveries
 
     @property
+    def is_held(self) -> bool:
+        """True while a frame of deltas waits for a quota."""
+        return self._client.is_held
+
+    @property
     def has_pending_outcomes(self) -> bool:
         """True while something accepted may still be appended to the log."""
         return self.produce_handler is not None and len(self.produce_handler.outcomes.pending) > 0
@@ -248,6 +265,7 @@ class FrameDispatcher:
         handler, context = self.produce_handler, self._context
         if (
             handler is None
+            or self._client.quota.inbound is not None
             or self._end.is_draining
             or self._known_recoveries != context.partition.pipeline.recoveries
         ):
@@ -272,6 +290,20 @@ class FrameDispatcher:
         """Stop reporting outcomes: the connection has closed."""
         if self.produce_handler is not None:
             self.produce_handler.close()
+        if self._client.is_counted:
+            self._context.quotas.leave(self._client.rights)
+
+    def update_quota(self) -> None:
+        """Follow the quotas of the token, of the client and of the stream that the connection works with."""
+        context, client = self._context, self._client
+        if client.permissions is None:
+            return
+        stream = context.partitions.streams.catalogue.streams.get(context.served.stream)
+        if stream is not None:
+            now = context.clock.now()
+            if client.quota.outbound is not None:
+                client.quota.outbound.close(now)
+            client.quota = context.quotas.open(client.permissions, client.name, stream, now)
 
     # --- frames
 
@@ -293,6 +325,27 @@ class FrameDispatcher:
                 logger.info("%s sent %s: %s", self._client.address, frame.code.name, frame.text)
 
     def _handle_deltas(self, frame: BatchFrame | DeltaFrame) -> None:
+        """Handle deltas, at once or when the quotas allow it; frames after them wait as well."""
+        inbound, size = self._client.quota.inbound, self._connection.last_frame_bytes
+        if inbound is not None:
+            rows = frame.batch.count if isinstance(frame, BatchFrame) else 1
+            wait_s = inbound.charge(rows, size, self._context.clock.now())
+            if wait_s:
+                self.unblocked, self._client.is_held = anyio.Event(), True
+                self.queries.tasks.start_soon(self._take_later, wait_s, frame, size)
+                return
+        self._take_deltas(frame, size)
+
+    async def _take_later(self, wait_s: float, frame: BatchFrame | DeltaFrame, size: int) -> None:
+        await anyio.sleep(wait_s)
+        unblocked, self.unblocked, self._client.is_held = self.unblocked, None, False
+        assert unblocked is not None
+        if not self._answers.writer.is_ending:
+            with self._context.partition.tick_callbacks:
+                self._take_deltas(frame, size)
+        unblocked.set()
+
+    def _take_deltas(self, frame: BatchFrame | DeltaFrame, size: int) -> None:
         handler = self.produce_handler
         if self._end.is_draining:
             self._answers.send(Nack.of_frame(frame.sequence, server_closing()))
@@ -302,12 +355,15 @@ class FrameDispatcher:
             refused = Unauthorized("the token may not publish")
             self._answers.refuse_unauthorized(refused, type(frame).__name__, frame.sequence)
         elif isinstance(frame, BatchFrame):
-            handler.handle_batch(frame, self._connection.last_frame_bytes)
+            handler.handle_batch(frame, size)
         else:
-            handler.handle_delta(frame, self._connection.last_frame_bytes)
+            handler.handle_delta(frame, size)
 
     def _handle_request(self, sequence: int, request: Request) -> None:
+        requests = self._client.quota.requests
         try:
+            if requests is not None:
+                requests.take(self._context.clock.now())
             match request:
                 case Hello():
                     self._handle_hello(sequence, request)
@@ -331,11 +387,15 @@ class FrameDispatcher:
                 codec for codec in context.codecs if codec.name.lower() in hello.features
             )
             client.source = hello.source
+            self._enter()
         hello = replace(hello, source=client.source)  # the first hello sets the source
         rights = client.rights
         if hello.origins or hello.source is Source.REPLICA:
             rights.check_origins(hello.source)
-        name = check_hello(hello, context.partitions.streams.catalogue)
+        catalogue = context.partitions.streams.catalogue
+        if not (is_first and _names_no_stream(hello)):
+            check_stream_rights(rights, {hello.stream, *[claim.stream for claim in hello.origins]}, catalogue)
+        name = check_hello(hello, catalogue)
         if name == context.served.name:
             self._finish_hello(sequence, hello, is_first=is_first)
             return
@@ -349,11 +409,25 @@ class FrameDispatcher:
             self.unblocked = anyio.Event()
             self.queries.tasks.start_soon(self._open_and_finish, name, sequence, hello, is_first)
 
+    def _enter(self) -> None:
+        """Count the connection and its hello for its quotas. Raises Refused (QUOTA_EXCEEDED)."""
+        context, client = self._context, self._client
+        context.quotas.enter(client.rights)
+        client.is_counted = True
+        self.update_quota()
+        if client.quota.requests is not None:
+            client.quota.requests.take(context.clock.now())
+
     def _finish_hello(self, sequence: int, hello: Hello, *, is_first: bool) -> None:
-        """Answer a hello, in the partition that it names. Raises Refused."""
+        """Answer a hello, in the partition that it names. Raises Refused.
+
+        `is_first`: True for the first hello; the first one that may publish is handled like it.
+        """
         context, client = self._context, self._client
         rights = client.rights
-        if rights.publish and (self.produce_handler is None or (hello.job is not None and self._is_unused())):
+        had_handler = self.produce_handler is not None
+        may_publish = rights.publish and rights.can_use_stream(context.served.stream)
+        if may_publish and (self.produce_handler is None or (hello.job is not None and self._is_unused())):
             self.produce_handler = make_produce_handler(context, client, hello, self._answers)
             client.last_hello = hello
         elif hello.job is not None:
@@ -363,6 +437,7 @@ class FrameDispatcher:
                 "this connection publishes or stages something else already: open another one for each part "
                 "of a job",
             )
+        is_first = is_first or (self.produce_handler is not None and not had_handler)
         grants: list[OriginGrant] = []
         if hello.origins and self.produce_handler is not None:
             grants = self.produce_handler.claim(hello.origins)
@@ -412,6 +487,7 @@ class FrameDispatcher:
         self._context.bind(served)
         self._connection.stream = served.name.stream
         self._known_recoveries = served.partition.pipeline.recoveries
+        self.update_quota()
         if self.produce_handler is not None:  # of another partition, and unused
             self.produce_handler = make_produce_handler(
                 self._context, self._client, self._client.last_hello, self._answers
@@ -428,10 +504,12 @@ class FrameDispatcher:
         credit = None
         if is_first and self.produce_handler is not None:
             credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
+            if self._client.quota.inbound is not None:
+                credit = self._client.quota.inbound.bound_credit(credit)
         elif is_first:
             # The client does not learn of it: deltas that it sends are refused for its token, not for credit.
             self._connection.receive_window.grant(Credit(1, 1))
-        *pages, last = make_welcomes(self._context, grants)
+        *pages, last = make_welcomes(self._context, grants, self._client.rights)
         for page in pages:
             self._answers.respond(sequence, page, more=True)
         self._answers.send(Ack(0, credit=credit, correlation_id=sequence, response=last))
@@ -440,6 +518,7 @@ class FrameDispatcher:
 
     def _handle_decide(self, sequence: int, request: Decide) -> None:
         rights = self._client.rights
+        rights.check_stream(self._context.served.stream)
         rights.check_origins(Source.LOCAL)
         self.pending_answers += 1
 
@@ -455,3 +534,9 @@ class FrameDispatcher:
         except Refused as refused:
             self.pending_answers -= 1
             raise refused from None
+
+
+def _names_no_stream(hello: Hello) -> bool:
+    """True if a hello claims nothing in the default stream, so that it may be one to ask something only."""
+    names_default = LogName(hello.stream, hello.partition) == DEFAULT_LOG
+    return names_default and not (hello.origins or hello.job or hello.source is Source.REPLICA)

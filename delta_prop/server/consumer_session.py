@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.delivery.backpressure.advice import Advice
 from delta_prop.delivery.routing_table import NoRows, Rows
 from delta_prop.server.groups import GroupAssignment, GroupMembership, Groups
-from delta_prop.server.log_reader import LogReader, rows_from
-from delta_prop.server.partition_checks import check_acked, resolve_partition
+from delta_prop.server.log_reader import LogReader, rows_from, to_refusal
+from delta_prop.server.partition_checks import check_acked, check_stream_rights, resolve_partition
 from delta_prop.server.permissions import Unauthorized
 from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk, SendQueue, SendState, SendTiming
 from delta_prop.server.start_offsets import check_cursor, check_offset
@@ -116,7 +116,7 @@ class ConsumerSession:
             self._reread_log()
             self._sinks.add_target(self, self._subscriptions.topics)
         else:
-            self.close()
+            self._end()  # the file of a chunk that is being written stays open: `try_idle` closes it
 
     def grant(self, credit: Credit) -> None:
         """Let `credit` more deltas and bytes be sent."""
@@ -261,15 +261,19 @@ class ConsumerSession:
 
     # --- sending
 
-    def take(self, now: float, bytes_max: int, *, rows_max: int | None = None) -> SendChunk | None:
+    def take(
+        self, now: float, bytes_max: int, *, rows_max: int | None = None, budget: Credit | None = None
+    ) -> SendChunk | None:
         """Return the next chunk, of about `bytes_max`; None if there is none now.
 
         The previous chunk must be written. `rows_max`: the maximum number of rows, None if there is none; a
-        batch with more is sliced.
+        batch with more is sliced. `budget`: as a credit that holds for this chunk alone, besides the
+        client's.
         Raises Refused: CURSOR_TOO_OLD, FENCED, PROCESSING_FAILED (the next rows are corrupted) or
         SHUTTING_DOWN.
         """
         timing, reader = self._timing, self._reader
+        window = self._window if budget is None else self._window.bounded(budget)
         if (
             self._sends_batches
             and rows_max is None
@@ -277,22 +281,26 @@ class ConsumerSession:
                 reader.is_catching_up or reader.has_open_file or (timing.has_just_sent and timing.linger_s)
             )
         ):
-            chunk = self._queue.take_single(self._window)
+            chunk = self._queue.take_single(window)
             if chunk is not None:
+                if budget is not None:
+                    self._window.spend(chunk.delta_count, chunk.bytes)
                 timing.has_just_sent, timing.state, timing.oldest_at = True, SendState.ACTIVE, now
                 return chunk
         try:
             if self._refusal is not None:
                 raise self._refusal
-            chunk = self._take_next(now, bytes_max, rows_max)
+            chunk = self._take_next(now, bytes_max, rows_max, window)
         except (Refused, DeltaPropError) as error:
             self.close()
-            raise _to_refusal(error) from None
+            raise to_refusal(error) from None
         except OSError as error:
             if timing.note_disk_failed(now):
                 logger.warning("the log cannot be read for a subscriber: %s: retrying", error)
             return None
         if chunk is not None:
+            if budget is not None:
+                self._window.spend(chunk.delta_count, chunk.bytes)
             timing.note_sent(now)
         return chunk
 
@@ -316,13 +324,16 @@ class ConsumerSession:
         return self._timing.wait_s(now)
 
     def close(self) -> None:
-        """Release everything: the connection has closed, or its last subscription has ended."""
+        """Release everything: the connection has closed."""
+        self._end()
+        self._reader.close_file()
+
+    def _end(self) -> None:
         self._sinks.remove_target(self)
         self._membership.leave()
         self._subscriptions.clear()
         self._queue.clear()
         self._first_request, self._on_takeover, self._reader.is_catching_up = None, None, False
-        self._reader.close_file()
 
     # --- helpers: subscribing
 
@@ -334,7 +345,7 @@ class ConsumerSession:
             self._subscriptions.clear()
             self._membership.leave()
             if isinstance(error, OSError | DeltaPropError):
-                raise _to_refusal(error) from None
+                raise to_refusal(error) from None
             raise
         self._first_request = request
         self._sends_batches = not request.deltas
@@ -400,7 +411,9 @@ class ConsumerSession:
     def _is_batch_full(self) -> bool:
         return self._reader.is_catching_up or self._timing.is_full(self._queue)
 
-    def _take_next(self, now: float, bytes_max: int, rows_max: int | None) -> SendChunk | None:
+    def _take_next(
+        self, now: float, bytes_max: int, rows_max: int | None, window: CreditWindow
+    ) -> SendChunk | None:
         first, waiting = self._first_request, self._queue.waiting
         reader, timing = self._reader, self._timing
         if reader.has_open_file and not reader.is_catching_up:
@@ -417,31 +430,14 @@ class ConsumerSession:
         timing.state = SendState.ACTIVE
         if not waiting:
             if self._subscriptions.wants_all and not first.deltas:
-                chunk = reader.next_range(self._window, rows_max)
+                chunk = reader.next_range(window, rows_max)
                 if chunk is not None:
                     return chunk
             reader.read(self._queue, self._subscriptions)
             timing.note_read()
         if not waiting:
             return None
-        return self._queue.take(self._window, bytes_max, as_deltas=first.deltas, rows_max=rows_max)
-
-
-def _to_refusal(error: OSError | DeltaPropError) -> Refused:
-    """Return the refusal for a subscriber whose log cannot be read."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, OSError) and not isinstance(error, DeltaPropError):
-        return Refused(
-            ErrorCode.LOG_FAILED,
-            f"the log cannot be read: the disk fails with {error}: try again",
-            retry_after_ms=1_000,
-        )
-    logger.error("the next rows cannot be sent to a subscriber: %s", error)
-    return Refused(
-        ErrorCode.PROCESSING_FAILED,
-        f"the next rows cannot be sent: {error}: report it to the operator, or start after them",
-    )
+        return self._queue.take(window, bytes_max, as_deltas=first.deltas, rows_max=rows_max)
 
 
 class ConsumeHandler:
@@ -463,14 +459,20 @@ class ConsumeHandler:
         if self.session is not None:
             self.session.close()
             self.session = None
+        if self._client.quota.outbound is not None:
+            self._client.quota.outbound.close(self._context.clock.now())
 
     # --- frames of the client
 
     def handle_subscribe(self, sequence: int, request: Subscription) -> None:
         """Open a subscription in the partition of the connection. Raises Refused."""
         context, session = self._context, self.session
-        self._client.rights.check_subscribe(request.topics)
-        request = resolve_partition(request, context.partitions.streams.catalogue, context.served.name)
+        rights, catalogue = self._client.rights, context.partitions.streams.catalogue
+        rights.check_stream(context.served.stream)
+        named_streams = [request.stream] if request.partitions or request.stream else ()
+        check_stream_rights(rights, named_streams, catalogue)
+        rights.check_subscribe(request.topics)
+        request = resolve_partition(request, catalogue, context.served.name)
         if session is None:
             session = ConsumerSession(
                 context.partition,
@@ -531,17 +533,26 @@ class ConsumeHandler:
         """Return the next chunk to deliver; None if there is none now."""
         if self.pending_unsubscribes:
             self._end_drained_subscriptions()
-        session, advice = self.session, self._advice
+        session, advice, quota = self.session, self._advice, self._client.quota.outbound
         if session is None or advice.wait_s(now) > 0:
             return None
+        rows_max, budget = advice.rows_max, None
+        if quota is not None:
+            budget = quota.budget(now)
+            if budget is None:
+                return None
+            if quota.limits_rows:
+                rows_max = budget.deltas if rows_max is None else min(rows_max, budget.deltas)
+        chunk = None
         try:
-            chunk = session.take(now, self._context.settings.send_bytes_max, rows_max=advice.rows_max)
+            chunk = session.take(now, self._context.settings.send_bytes_max, rows_max=rows_max, budget=budget)
         except Refused as refused:
             self._answers.refuse(refused)
             session.close()
             self.session = None
             self._end_drained_subscriptions()
-            return None
+        if quota is not None:
+            quota.settle(chunk, now)
         if chunk is not None:
             advice.spend(chunk.delta_count, now)
         return chunk
@@ -550,7 +561,9 @@ class ConsumeHandler:
         """Return the seconds until there may be more to deliver; None if the writer is notified of it."""
         if self.session is None:
             return None
-        return self._advice.wait_s(now) or self.session.wait_s(now)
+        quota = self._client.quota.outbound
+        held_s = self._advice.wait_s(now) or (0.0 if quota is None else quota.wait_s(now))
+        return held_s or self.session.wait_s(now)
 
     def has_delivered(self, offset: float) -> bool:
         """Return True if nothing below `offset` is left to deliver."""

@@ -30,7 +30,7 @@ ROUNDING = 1e-6  # deltas: a wait that has just ended must not be refused for a 
 
 
 class TokenBucket:
-    """Fills at `rate` per second up to `burst`; deltas that pass are taken out.
+    """Fills at `rate` per second up to `burst`; deltas that pass are taken out (or bytes, or requests).
 
     A batch larger than `burst` passes when the bucket is full, and leaves it in debt, so that the next deltas
     wait longer. In a time t, at most rate * t deltas pass besides one burst, or one batch if that is larger.
@@ -46,14 +46,19 @@ class TokenBucket:
         self._available = float(burst)  # deltas; below 0 after a batch larger than `burst`
         self._filled_at = now
 
-    def wait_s(self, count: int, now: float) -> float:
+    def available(self, now: float) -> float:
+        """Return the deltas that may pass now; below 0 while the bucket is in debt."""
+        self._fill(now)
+        return self._available
+
+    def wait_s(self, count: float, now: float) -> float:
         """Return the seconds until `count` deltas may pass; 0 if they may pass now."""
         self._fill(now)
         missing = min(count, self.burst) - self._available
         return missing / self.rate if missing > ROUNDING else 0.0
 
-    def take(self, count: int, now: float) -> None:
-        """Take out `count` deltas, which `wait_s` allowed at this same time."""
+    def take(self, count: float, now: float) -> None:
+        """Take out `count` deltas, which `wait_s` allowed at this same time, or which pass later."""
         self._fill(now)
         self._available -= count
 

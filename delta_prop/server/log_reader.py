@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +13,9 @@ from delta_prop.server.start_offsets import check_in_log
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.segments.sendfile import RangeBounds
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.errors import DeltaPropError
+from delta_prop_wire.errors import DeltaPropError, Refused
 from delta_prop_wire.frames import Backpressure, Credit, PressureLevel
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.server.settings import ServerSettings
@@ -30,6 +32,8 @@ SENDFILE_BYTES_MAX = 4 * 1024 * 1024
 WARN_FROM, THROTTLE_FROM = 0.8, 0.95
 """Shares of the log's retention from which on a lagging subscriber gets pressure WARN, then THROTTLE."""
 _UNBOUNDED = Credit(1 << 62, 1 << 62)
+
+logger = logging.getLogger("delta_prop.server")
 
 
 class LogReader:
@@ -132,6 +136,23 @@ class LogReader:
         return Backpressure(
             self._warning_number, level, depth=lag, capacity=log.next_offset - log.start_offset
         )
+
+
+def to_refusal(error: OSError | DeltaPropError) -> Refused:
+    """Return the refusal for a subscriber whose log cannot be read."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, OSError) and not isinstance(error, DeltaPropError):
+        return Refused(
+            ErrorCode.LOG_FAILED,
+            f"the log cannot be read: the disk fails with {error}: try again",
+            retry_after_ms=1_000,
+        )
+    logger.error("the next rows cannot be sent to a subscriber: %s", error)
+    return Refused(
+        ErrorCode.PROCESSING_FAILED,
+        f"the next rows cannot be sent: {error}: report it to the operator, or start after them",
+    )
 
 
 def rows_from(rows: Rows | NoRows, logged: LoggedBatch, offset: int) -> Rows | NoRows:

@@ -210,6 +210,12 @@ class Metrics:
         nacks = [((code,), count) for code, count in sorted(counters.nacks.items())]
         yield _make_metric("nacks_total", "Refusals sent to clients, by code.", nacks, ("code",))
         rows = self._view.connections()
+        yield _make_metric(
+            "connections_held",
+            "Connections whose deltas wait for a quota.",
+            [((), sum(row["held"] for row in rows))],
+        )
+        yield from self._quota_metrics()
         subscribed = [row for row in rows if row["subscribed"]]
         catching_up = sum(row["catching_up"] for row in subscribed)
         yield _make_metric("connections", "Open connections.", [((), len(rows))])
@@ -232,6 +238,16 @@ class Metrics:
             samples = [((group["name"],), group[key]) for group in groups]
             if samples:
                 yield _make_metric(name, help_, samples, ("group",))
+
+    def _quota_metrics(self) -> Iterator[Metric]:
+        counts = sorted(self._view.quota_counts().items())
+        for name, key, help_ in (
+            ("quota_limit", "limit", "Limit of a quota: per second, but connections in total."),
+            ("quota_passed_total", "passed", "Bytes, rows, requests or connections within a quota."),
+            ("quota_refused_total", "refused", "Requests or connections refused by a quota."),
+        ):
+            samples = [(tuple(owner), getattr(count, key)) for owner, count in counts]
+            yield _make_metric(name, help_, samples, ("scope", "owner", "quota"))
 
 
 def _lag_metrics(

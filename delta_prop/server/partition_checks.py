@@ -16,8 +16,18 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delta_prop.server.permissions import Permissions
     from delta_prop_broker.catalogue.catalogue import Catalogue
     from delta_prop_wire.frames import BatchFrame, Hello, Subscription
+
+
+def check_stream_rights(rights: Permissions, stream_ids: Iterable[int], streams: Catalogue) -> None:
+    """Check that a token may use streams. Raises Unauthorized, Refused (UNKNOWN_STREAM)."""
+    if rights.streams is not None:
+        for stream_id in stream_ids:
+            rights.check_stream(streams.find(stream_id).name)
 
 
 def check_hello(hello: Hello, streams: Catalogue) -> LogName:

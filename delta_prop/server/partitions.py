@@ -14,6 +14,7 @@ import anyio
 
 from delta_prop.server.groups import Groups
 from delta_prop.server.jobs import Jobs
+from delta_prop.server.permissions import ALL_PERMISSIONS, Permissions
 from delta_prop.server.server_context import ServicePressure
 from delta_prop_broker.catalogue.catalogue import Catalogue
 from delta_prop_broker.catalogue.stream import Stream, check_partition
@@ -79,6 +80,20 @@ class ServedStreams(Protocol):
     async def delete(self, name: str, *, dry_run: bool = False) -> Stream:
         """Delete a stream. Raises Refused, UsageError, OSError."""
 
+    async def truncate(self, name: str, before: int, partition: int = 0, *, dry_run: bool = False) -> Stream:
+        """Remove the rows of a partition below an offset. Raises Refused, UsageError, OSError."""
+
+    async def erase(
+        self,
+        name: str,
+        vector_id: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        dry_run: bool = False,
+    ) -> Stream:
+        """Erase a vector from all files. Raises Refused, UsageError, OSError."""
+
 
 class SingleStream:
     """The default stream of one propagator, which belongs to a program; there are no others."""
@@ -106,6 +121,23 @@ class SingleStream:
 
     async def delete(self, name: str, *, dry_run: bool = False) -> Stream:
         raise _unsupported()
+
+    async def truncate(self, name: str, before: int, partition: int = 0, *, dry_run: bool = False) -> Stream:
+        raise _unsupported()
+
+    async def erase(
+        self,
+        name: str,
+        vector_id: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        dry_run: bool = False,
+    ) -> Stream:
+        stream = self.catalogue.require(name)
+        if not dry_run:
+            await self._propagator.erase(vector_id, namespace, timeout_s=timeout_s)
+        return stream
 
 
 def _unsupported() -> UsageError:
@@ -180,6 +212,8 @@ class Partitions:
     def __init__(self, streams: ServedStreams, settings: ServerSettings, clients: PartitionClients) -> None:
         self.streams = streams
         self.default: ServedPartition
+        self.creating = anyio.Lock()
+        """Held while a stream is created, so that the bounds of their number hold."""
         self._settings = settings
         self._clients = clients
         self._served: dict[LogName, ServedPartition] = {}
@@ -207,9 +241,10 @@ class Partitions:
         check_partition(stream, name.partition)
         return stream
 
-    def describe(self) -> list[StreamDescription]:
-        """Describe all streams, with the ranges of open partitions."""
-        return [self.describe_one(stream) for stream in self.streams.catalogue.streams.values()]
+    def describe(self, rights: Permissions = ALL_PERMISSIONS) -> list[StreamDescription]:
+        """Describe all streams that a token may use, with the ranges of open partitions."""
+        streams = self.streams.catalogue.streams.values()
+        return [self.describe_one(stream) for stream in streams if rights.can_use_stream(stream.name)]
 
     def describe_one(self, stream: Stream) -> StreamDescription:
         """Describe a stream, with the ranges of its open partitions."""
@@ -245,8 +280,8 @@ class Partitions:
                 ServicePressure(),
                 partition.world.clock.now(),
             )
-            if internals.operator_worker is not None:
-                internals.operator_worker.reset_group = served.groups.reset
+            if internals.request_executor is not None:
+                internals.request_executor.reset_group = served.groups.reset
             self._served[name] = served
             self._tasks.start_soon(served.run, self._clients)
             return served

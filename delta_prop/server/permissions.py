@@ -5,10 +5,11 @@ Pure. A refusal has the same text on the wire for every cause; only the audit lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from delta_prop.server.quotas import NO_LIMITS, Limits
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
@@ -21,6 +22,21 @@ ANONYMOUS = "anonymous"
 """The name of clients of a server without tokens."""
 
 
+class NamePatterns:
+    """Names, and prefixes followed by `*`; None for all names."""
+
+    __slots__ = ("_names", "_prefixes")
+
+    def __init__(self, patterns: Sequence[str] | None) -> None:
+        patterns = ("*",) if patterns is None else patterns
+        self._names = frozenset([name for name in patterns if not name.endswith("*")])
+        self._prefixes = tuple([name[:-1] for name in patterns if name.endswith("*")])
+
+    def covers(self, name: str) -> bool:
+        """Return True if a pattern matches the name."""
+        return name in self._names or name.startswith(self._prefixes)
+
+
 class Unauthorized(Refused):
     """The refusal of everything that a token does not allow. `cause` never leaves the server."""
 
@@ -31,13 +47,15 @@ class Unauthorized(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Rights, each denied unless given. `namespaces`: names, or prefixes followed by `*`; None for all.
+    """Rights, each denied unless given. `namespaces`, `streams`: names, or prefixes followed by `*`; None for
+    all.
 
-    `publish`, `subscribe` apply to these namespaces. `forward`: forward another service's log, complete, with
-    every producer's deltas. `admin`: read the service's status. `manage`: change its streams. `kinds_mask`:
-    bit k is set if operations of kind k may be published. `rate`: deltas per second; `burst`: deltas at once;
-    `vector_rate`: deltas per second of one vector, None for the server's. `expires_at`: microseconds since
-    1970, None for never.
+    `publish`, `subscribe` apply to these namespaces, all rights but `admin` to these streams. `forward`:
+    forward another service's log, complete, with every producer's deltas. `admin`: read the service's status.
+    `manage`: change its streams. `kinds_mask`: bit k is set if operations of kind k may be published. `rate`:
+    deltas per second; `burst`: deltas at once; `vector_rate`: deltas per second of one vector, None for the
+    server's. `expires_at`: microseconds since 1970, None for never. `limits`: amounts per second;
+    `connections`: how many may be open, None for no limit.
     """
 
     name: str
@@ -52,22 +70,46 @@ class Permissions:
     burst: int = 1
     vector_rate: float | None = None
     expires_at: int | None = None
-    _names: frozenset[str] = field(init=False, repr=False, compare=False)
-    _prefixes: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    streams: tuple[str, ...] | None = None
+    limits: Limits = NO_LIMITS
+    connections: int | None = None
+    _namespaces: NamePatterns = field(init=False, repr=False, compare=False)
+    _streams: NamePatterns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = ("*",) if self.namespaces is None else self.namespaces
         set_field = object.__setattr__  # the only way to set a field of a frozen dataclass
-        set_field(self, "_names", frozenset(name for name in names if not name.endswith("*")))
-        set_field(self, "_prefixes", tuple(name[:-1] for name in names if name.endswith("*")))
+        set_field(self, "_namespaces", NamePatterns(self.namespaces))
+        set_field(self, "_streams", NamePatterns(self.streams))
+
+    def can_use_stream(self, stream: str) -> bool:
+        """Return True if the rights apply to the stream of this name."""
+        return self.streams is None or self._streams.covers(stream)
+
+    def check_stream(self, stream: str) -> None:
+        """Check that the rights apply to the stream of this name. Raises Unauthorized."""
+        if not self.can_use_stream(stream):
+            raise Unauthorized(f"the token may not use stream {stream!r:.80}")
+
+    def hide_streams(self, refused: Refused) -> Refused:
+        """Return a refusal without the names of streams that the token may not use.
+
+        Whether a number is that of another stream, or of none, makes no difference to the client.
+        """
+        if self.streams is None or refused.code is not ErrorCode.UNKNOWN_STREAM:
+            return refused
+        name = refused.details.get("name")
+        if not isinstance(name, str) or not self.can_use_stream(name):
+            return Unauthorized(refused.message)
+        text = f"stream {name!r:.80}: unknown: give one that exists, or create it"
+        return Refused(ErrorCode.UNKNOWN_STREAM, text, details={"name": name})
 
     def can_publish(self, namespace: str) -> bool:
         """Return True if deltas of this namespace may be sent."""
-        return self.publish and self._covers(namespace)
+        return self.publish and self._namespaces.covers(namespace)
 
     def can_read(self, namespace: str) -> bool:
         """Return True if deltas of this namespace may be received."""
-        return self.subscribe and self._covers(namespace)
+        return self.subscribe and self._namespaces.covers(namespace)
 
     def check_read(self, namespace: str) -> None:
         """Check that a fact of this namespace may be read. Raises Unauthorized."""
@@ -92,7 +134,7 @@ class Permissions:
             raise Unauthorized("the token may not publish")
         if self.namespaces is not None:
             for name in namespaces:
-                if not self._covers(name):
+                if not self._namespaces.covers(name):
                     raise Unauthorized(f"the token may not publish to namespace {name!r:.80}")
         if forbidden := kinds_mask & ~self.kinds_mask:
             kind = (forbidden & -forbidden).bit_length() - 1
@@ -103,7 +145,7 @@ class Permissions:
         if not self.subscribe:
             raise Unauthorized("the token may not subscribe")
         for topic in topics:
-            if topic.kind is TopicKind.NAMESPACE and not self._covers(str(topic.value)):
+            if topic.kind is TopicKind.NAMESPACE and not self._namespaces.covers(str(topic.value)):
                 raise Unauthorized(f"the token may not read namespace {topic.value!r:.80}")
 
     def check_admin(self) -> None:
@@ -115,9 +157,6 @@ class Permissions:
         """Check that streams may be changed. Raises Unauthorized."""
         if not self.manage:
             raise Unauthorized("the token lacks the right manage")
-
-    def _covers(self, namespace: str) -> bool:
-        return namespace in self._names or namespace.startswith(self._prefixes)
 
 
 ALL_PERMISSIONS = Permissions(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from delta_prop.server.partition_checks import check_stream_rights
 from delta_prop.server.partitions import explain_open_failure
 from delta_prop.server.start_offsets import resolve_start
 from delta_prop.server.stream_requests import change, describe, describe_fully
@@ -35,7 +36,13 @@ from delta_prop_wire.packing import pack
 from delta_prop_wire.requests import PAGE_BYTES_MAX, known_requests
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stamp import LogName
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
+from delta_prop_wire.stream_requests import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    EraseVector,
+    TruncateStream,
+)
 from delta_prop_wire.topics import ALL
 
 if TYPE_CHECKING:
@@ -72,23 +79,28 @@ class QueryHandler:
 
     def handle(self, sequence: int, request: Request, permissions: Permissions | None) -> None:
         """Answer, at once or in a task. `permissions`: None before a hello. Raises Refused."""
+        context = self._context
         match request:
             case Get():
                 assert permissions is not None
-                self._start(sequence, request, partial(get_fact, request, self._context, permissions))
+                self._start(sequence, request, partial(get_fact, request, context, permissions))
             case FindOffsets():
-                served = self._context.partitions.find(self._check_partition(request))
+                assert permissions is not None
+                check_stream_rights(permissions, [request.stream], context.partitions.streams.catalogue)
+                served = context.partitions.find(self._check_partition(request))
                 if served is not None:
                     self._answers.respond(sequence, find_offsets(request, served.partition.log))
                 else:
                     self._start(sequence, request, partial(self._find, request))
             case Describe(ranges=False):
-                self._respond(sequence, describe(request, self._context))
-            case Describe():
-                self._start(sequence, request, partial(describe_fully, request, self._context))
-            case CreateStream() | AlterStream() | DeleteStream() | TruncateStream():
                 assert permissions is not None
-                self._start(sequence, request, partial(change, request, self._context, permissions))
+                self._respond(sequence, describe(request, context, permissions))
+            case Describe():
+                assert permissions is not None
+                self._start(sequence, request, partial(describe_fully, request, context, permissions))
+            case CreateStream() | AlterStream() | DeleteStream() | TruncateStream() | EraseVector():
+                assert permissions is not None
+                self._start(sequence, request, partial(change, request, context, permissions))
             case UnknownRequest():
                 raise unknown_request(request)
 
@@ -134,13 +146,16 @@ class QueryHandler:
             self._answers.respond(sequence, page, more=number < len(pages))
 
 
-def make_welcomes(context: ServerContext, grants: Sequence[OriginGrant]) -> list[Welcome]:
-    """Return the pages of the answer to a hello."""
-    log, features = context.partition.log, tuple(context.features)
-    end = Cursor(log.log_id, log.epoch, log.high_watermark)
+def make_welcomes(
+    context: ServerContext, grants: Sequence[OriginGrant], permissions: Permissions
+) -> list[Welcome]:
+    """Return the pages of the answer to a hello; without the log if the token may not use its stream."""
+    log, features, address = context.partition.log, tuple(context.features), context.settings.advertise
+    may_use = permissions.can_use_stream(context.served.stream)
+    end = Cursor(log.log_id, log.epoch, log.high_watermark) if may_use else None
     starts = range(0, max(len(grants), 1), WATERMARKS_PER_PAGE)
     return [
-        Welcome(features, tuple(grants[start : start + WATERMARKS_PER_PAGE]), end, log.ack_level)
+        Welcome(features, tuple(grants[start : start + WATERMARKS_PER_PAGE]), end, log.ack_level, address)
         for start in starts
     ]
 
@@ -179,6 +194,7 @@ async def get_fact(request: Get, context: ServerContext, permissions: Permission
     far; PROCESSING_FAILED if it has quarantined a delta of the fact).
     """
     namespace = namespace_of(request.vector_id) if request.namespace is None else request.namespace
+    permissions.check_stream(context.served.stream)
     permissions.check_read(namespace)
     sinks = context.served.sinks
     name, sink = _find_state_sink(sinks)

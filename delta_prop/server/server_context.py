@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from delta_prop.server.job_files import Progress
     from delta_prop.server.limits import RateLimiter
     from delta_prop.server.partitions import Partitions, ServedPartition
+    from delta_prop.server.quotas import Quotas
     from delta_prop.server.settings import ServerSettings
 
 
@@ -105,6 +106,7 @@ class ServerContext:
     receive_budget: ReceiveBudget
     counters: Counters
     clock: Clock
+    quotas: Quotas
     codecs: tuple[Compression, ...] = field(default_factory=available_codecs)
     served: ServedPartition = field(init=False)
     partition: Partition = field(init=False)

@@ -1,6 +1,6 @@
 """The status of a server while it starts, serves and ends, for its HTTP port, with its readers' lags.
 
-A status is a snapshot: it waits for nothing and changes nothing.
+A status is a snapshot: it waits for nothing and changes nothing. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from enum import Enum
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.stamp import DEFAULT_LOG
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from delta_prop.api.statistics import Statistics
     from delta_prop.hosting.streams import Streams
     from delta_prop.platform.ports import Clock
+    from delta_prop.server.quotas import QuotaCounts, QuotaName
     from delta_prop.server.server_context import Counters, JobCounts
     from delta_prop.server.service import Service
     from delta_prop_broker.log.contract import Log
@@ -61,6 +63,8 @@ class ServerStatus:
         reason, statistics = self.unready_reason(), self.statistics()
         fields: dict[str, Any] = {"version": self._version, "core": core_mode.name}
         fields |= {"ready": reason is None, "reason": reason}
+        if self.service is not None:
+            fields["address"] = self.service.settings.advertise
         if self._clock is not None:
             fields["uptime_s"] = round(self._clock.now() - self._started_at, 1)
         if self.propagator is not None and statistics is not None:
@@ -90,7 +94,8 @@ class ServerStatus:
     def sinks(self) -> list[dict[str, Any]]:
         """Return each attached sink: its position, state and counters."""
         statistics = self.statistics()
-        rows = [] if statistics is None else [to_json_value(sink) for sink in statistics.sinks.values()]
+        place = {"stream": DEFAULT_STREAM, "partition": 0}
+        rows = [] if statistics is None else [place | to_json_value(s) for s in statistics.sinks.values()]
         if self.streams_open is not None:
             rows += self._sinks_of_other_partitions(self.streams_open)
         return [row | {"lag_s": row["lag_s"] and round(row["lag_s"], 3)} for row in rows]
@@ -116,6 +121,10 @@ class ServerStatus:
         """Return the counts of jobs, if there are any."""
         return None if self.service is None else self.service.job_counts
 
+    def quota_counts(self) -> Mapping[QuotaName, QuotaCounts]:
+        """Return the use of each quota."""
+        return {} if self.service is None else self.service.quota_counts
+
     def connections(self) -> list[dict[str, Any]]:
         """Return each connection."""
         return [] if self.service is None else self.service.connections()
@@ -126,7 +135,16 @@ class ServerStatus:
 
     def streams(self) -> list[dict[str, Any]]:
         """Return each stream: its settings, and the offsets of its open partitions."""
-        return [] if self.service is None else self.service.streams()
+        rows = [] if self.service is None else self.service.streams()
+        if self.streams_open is None:
+            return rows
+        opened: dict[int, list[dict[str, Any]]] = {}
+        for name, propagator in self.streams_open.open_partitions().items():
+            log = propagator.internals().partition.log
+            fields: dict[str, Any] = {"partition": name.partition, "start_offset": log.start_offset}
+            fields |= {"next_offset": log.high_watermark, "log_id": log.log_id.hex()}
+            opened.setdefault(name.stream, []).append(fields)
+        return [row | {"open": opened.get(row["id"], [])} for row in rows]
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return each job: its state and progress."""
@@ -142,9 +160,20 @@ def lag_at(log: Log, offset: int | None) -> dict[str, Any]:
 
 
 def lags_of(rows: Iterable[Mapping[str, Any]], name_key: str) -> dict[str, dict[str, Any]]:
-    """Return the lag of each row, if known, in deltas and in seconds, by the row's value of `name_key`."""
+    """Return the lag of each row, if known, in deltas and in seconds, by the row's value of `name_key`.
+
+    A row of another partition than the default one has that partition before its name: `orders/3 audit`.
+    """
     lagging = (row for row in rows if row["lag"] is not None)
-    return {str(row[name_key]): {"deltas": row["lag"], "seconds": row["lag_s"]} for row in lagging}
+    return {
+        f"{label_of(row)}{row[name_key]}": {"deltas": row["lag"], "seconds": row["lag_s"]} for row in lagging
+    }
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """Return a row's partition, as a prefix of its name; nothing for the default partition."""
+    stream = row.get("stream", DEFAULT_STREAM)
+    return "" if stream == DEFAULT_STREAM else f"{stream}/{row['partition']} "
 
 
 def to_json_value(value: Any) -> Any:

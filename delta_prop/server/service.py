@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,7 @@ from delta_prop.server.connection_handler import ConnectionHandler
 from delta_prop.server.connection_reader import ReceiveBudget
 from delta_prop.server.limits import ConnectionLimiter, RateLimiter
 from delta_prop.server.partitions import Partitions, ServedPartition, SingleStream
+from delta_prop.server.quotas import Limits, QuotaCounts, QuotaName, Quotas
 from delta_prop.server.server_context import Counters, JobCounts, ServerContext
 from delta_prop.server.server_status import lag_at
 from delta_prop.server.settings import ServerSettings
@@ -103,6 +105,7 @@ class Service:
             receive_budget=ReceiveBudget(self.settings.receiving_bytes_max),
             counters=Counters(),
             clock=world.clock,
+            quotas=Quotas(Limits.of(asdict(self.settings), "client_")),
         )
         access.on_change = self._check_tokens
         async with AsyncExitStack() as exits:
@@ -220,13 +223,17 @@ class Service:
     async def _run_checks(self) -> None:
         context = self._context
         assert context is not None
-        now = context.clock.now()
+        now, catalogue = context.clock.now(), context.partitions.streams.catalogue
         while True:
             due = now + CHECK_INTERVAL_S
             await anyio.sleep(CHECK_INTERVAL_S)
             now = context.clock.now()
             used = {handler.partition_name for handler in self._handlers.values()}
             context.partitions.close_unused(used, now)
+            if context.partitions.streams.catalogue is not catalogue:
+                catalogue = context.partitions.streams.catalogue
+                for handler in self._handlers.values():
+                    handler.update_quota()
             for handler in list(self._handlers.values()):
                 try:
                     handler.check(now, stalled_s=max(now - due, 0.0))
@@ -265,6 +272,11 @@ class Service:
         for served in self._served():
             total.add(served.jobs.counts)
         return total
+
+    @property
+    def quota_counts(self) -> dict[QuotaName, QuotaCounts]:
+        """The use of each quota; empty before it listens."""
+        return {} if self._context is None else self._context.quotas.counts
 
     def connections(self) -> list[dict[str, Any]]:
         """Return a snapshot of each connection."""
@@ -316,7 +328,11 @@ class Service:
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return a snapshot of each job."""
-        return [job for served in self._served() for job in served.jobs.to_json()]
+        return [
+            job | {"stream": served.stream, "partition": served.name.partition}
+            for served in self._served()
+            for job in served.jobs.to_json()
+        ]
 
 
 def check_exposure(settings: ServerSettings, access: Access) -> None:

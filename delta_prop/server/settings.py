@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from delta_prop.client.addresses import Address
 from delta_prop_wire.buffer import BUFFER_BYTES_MAX
+from delta_prop_wire.control_values import NAME_BYTES_MAX
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.header import CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTES_MAX
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES
@@ -18,7 +20,11 @@ HTTP_PORT = 7374
 JOBS_BYTES_MAX = 128 * MIB
 """Maximum memory of jobs while they are staged and published; an oversized batch of each is included."""
 
-_ZERO_ALLOWED = frozenset({"vector_rate", "port", "http_port"})
+_QUOTAS = (
+    "client_bytes_in_s", "client_bytes_out_s", "client_rows_in_s", "client_rows_out_s", "client_requests_s",
+    "streams_max", "partitions_max",
+)  # fmt: skip
+_ZERO_ALLOWED = frozenset({"vector_rate", "port", "http_port", *_QUOTAS})
 _PORT_MAX = 65_535
 
 
@@ -26,15 +32,19 @@ _PORT_MAX = 65_535
 class ServerSettings:
     """Limits are in deltas and in bytes; the first one reached applies. A name ends with its unit of time.
 
-    `receive_rate_min`: bytes per second at which a frame must arrive. `token_rate`, `token_burst`: deltas per
-    second, and deltas at once, of a token that names none. `vector_rate`: deltas per second that one vector
-    may get, 0 for no limit. `allow_anonymous`: serve without tokens even if other machines can connect.
+    `advertise`: host:port that clients are told, None for none. `allow_anonymous`: serve without tokens even
+    if other machines can connect. `receive_rate_min`: bytes per second at which a frame must arrive.
+    `token_rate`, `token_burst`: deltas per second, and deltas at once, of a token that names none.
+    `vector_rate`: deltas per second that one vector may get, 0 for no limit. `client_…_s`: amounts per second
+    of each client id of a token, `in` from it and `out` to it, 0 for no limit. `streams_max`,
+    `partitions_max`: how many streams may be created, and with how many partitions in total, 0 for no limit.
     Raises UsageError if a limit makes no sense, or two contradict each other.
     """
 
     host: str = "127.0.0.1"
     port: int = PORT
     http_port: int = HTTP_PORT
+    advertise: str | None = None
     allow_anonymous: bool = False
     handshake_timeout_s: float = 10.0
     heartbeat_interval_s: float = 5.0
@@ -61,10 +71,20 @@ class ServerSettings:
     job_decision_timeout_s: float = 86_400.0
     job_name_retention_s: float = 604_800.0
     partition_idle_s: float = 60.0
+    client_bytes_in_s: float = 0.0
+    client_bytes_out_s: float = 0.0
+    client_rows_in_s: float = 0.0
+    client_rows_out_s: float = 0.0
+    client_requests_s: float = 0.0
+    streams_max: int = 0
+    partitions_max: int = 0
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            _check(setting.name, getattr(self, setting.name), setting.default)
+            if setting.name == "advertise":
+                _check_advertised(self.advertise)
+            else:
+                _check(setting.name, getattr(self, setting.name), setting.default)
         if not self.heartbeat_interval_s < self.peer_timeout_s:
             raise UsageError(
                 f"heartbeat_interval_s {self.heartbeat_interval_s}: not below peer_timeout_s "
@@ -100,6 +120,20 @@ class ServerSettings:
             self.subscriber_bytes_max + self.send_bytes_max + BUFFER_BYTES_MAX + CONTROL_PAYLOAD_BYTES_MAX
         )
         return self.connections_max * per_connection + self.receiving_bytes_max + JOBS_BYTES_MAX
+
+
+def _check_advertised(address: object) -> None:
+    if address is None:
+        return
+    try:
+        is_valid = isinstance(address, str) and str(Address.parse(address)) == address
+    except UsageError:
+        is_valid = False
+    if not (is_valid and str(address).isprintable() and len(str(address).encode()) <= NAME_BYTES_MAX):
+        raise UsageError(
+            f"advertise = {address!r:.80}: give HOST:PORT, up to {NAME_BYTES_MAX} bytes, such as "
+            "facts.example.net:7373 or [2001:db8::1]:7373"
+        )
 
 
 def _check(name: str, value: object, default: object) -> None:

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 
 from delta_prop.platform.toml_text import parse_toml
 from delta_prop.server.permissions import ALL_KINDS, ANONYMOUS, Permissions
+from delta_prop.server.quotas import LIMIT_NAMES, Limits
+from delta_prop_broker.catalogue.stream import check_stream_name
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
 from delta_prop_wire.topics import kind_names, kind_number
@@ -30,14 +32,15 @@ TOKEN_RANDOM_BYTES = 32
 SECRETS_MAX = 10
 """Maximum hashes per token; two are needed while a new secret replaces the old one."""
 NAMES_MAX = 1_000
-"""Maximum namespaces per token."""
+"""Maximum namespaces, and streams, per token."""
 BURST_S = 0.1
 """A token without `burst` may send at once what its rate allows in this many seconds."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "dp_"
 RIGHTS = ("publish", "subscribe", "forward", "admin", "manage")
-_KEYS = ("name", "sha256", *RIGHTS, "namespaces", "operations", "rate", "burst", "vector_rate", "expires")
+_LISTS, _RATES = ("namespaces", "streams", "operations"), ("rate", "burst", "vector_rate")
+_KEYS = ("name", "sha256", *RIGHTS, *_LISTS, *_RATES, *LIMIT_NAMES, "connections", "expires")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ def _parse_permissions(path: str, table: Mapping[str, Any], defaults: TokenDefau
         if "vector_rate" in table
         else None,
         expires_at=_parse_expires_at(path, table),
+        streams=_parse_streams(path, table),
+        limits=Limits.of({name: _parse_limit(path, table, name) for name in LIMIT_NAMES}),
+        connections=_parse_connections(path, table),
     )
 
 
@@ -155,15 +161,36 @@ def _parse_namespaces(path: str, table: Mapping[str, Any], *, is_needed: bool) -
                 f'{path}namespaces: missing: give the names that it may use, like ["docs", "img-*"], or ["*"]'
             )
         return ()
-    if not isinstance(given, list) or len(given) > NAMES_MAX:
-        _raise_invalid(path, "namespaces", given, f"give a list of up to {NAMES_MAX} names")
-    for index, name in enumerate(given):
-        key = f"namespaces[{index}]"
-        if not isinstance(name, str) or not name or len(name.encode()) > NAMESPACE_BYTES_MAX + 1:
+    for key, name in _check_patterns(path, "namespaces", given).items():
+        if not name or len(name.encode()) > NAMESPACE_BYTES_MAX + 1:
             _raise_invalid(path, key, name, f"give a name of 1 to {NAMESPACE_BYTES_MAX} bytes")
+    return None if "*" in given else tuple(given)
+
+
+def _parse_streams(path: str, table: Mapping[str, Any]) -> tuple[str, ...] | None:
+    given = table.get("streams", ["*"])
+    for key, name in _check_patterns(path, "streams", given).items():
+        if name != "*":
+            try:
+                check_stream_name(name.removesuffix("*"), allow_internal=True)
+            except UsageError as error:
+                raise UsageError(f"{path}{key}: {error}") from None
+    return None if "*" in given else tuple(given)
+
+
+def _check_patterns(path: str, list_key: str, given: object) -> dict[str, str]:
+    """Return names, and prefixes followed by `*`, by their keys. Raises UsageError."""
+    if not isinstance(given, list) or len(given) > NAMES_MAX:
+        _raise_invalid(path, list_key, given, f"give a list of up to {NAMES_MAX} names")
+    patterns: dict[str, str] = {}
+    for index, name in enumerate(given):
+        key = f"{list_key}[{index}]"
+        if not isinstance(name, str):
+            _raise_invalid(path, key, name, "give a name")
         if "*" in name[:-1]:
             _raise_invalid(path, key, name, "put a * only at the end, for any continuation")
-    return None if "*" in given else tuple(given)
+        patterns[key] = name
+    return patterns
 
 
 def _parse_kinds_mask(path: str, table: Mapping[str, Any]) -> int:
@@ -198,6 +225,20 @@ def _parse_rate(path: str, table: Mapping[str, Any], key: str, default: float, *
     if given < 0 or (given == 0 and not allows_zero):
         _raise_invalid(path, key, given, f"give deltas per second, {bound}")
     return float(given)
+
+
+def _parse_limit(path: str, table: Mapping[str, Any], key: str) -> float:
+    given = table.get(key, inf)
+    if isinstance(given, bool) or not isinstance(given, int | float) or isnan(given) or given <= 0:
+        _raise_invalid(path, key, given, "give an amount per second, above 0, or inf for no limit")
+    return float(given)
+
+
+def _parse_connections(path: str, table: Mapping[str, Any]) -> int | None:
+    given = table.get("connections")
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        _raise_invalid(path, "connections", given, "give a whole number of connections from 1")
+    return given
 
 
 def _parse_expires_at(path: str, table: Mapping[str, Any]) -> int | None:

@@ -67,6 +67,15 @@ def position_of(
     return LogPosition(offset=at)
 
 
+def check_holds_for_each(option: str, at: LogPosition, partition_count: int) -> None:
+    """Raise UsageError if a position is an offset, while several partitions are read."""
+    if at.offset is not None and partition_count > 1:
+        raise UsageError(
+            f"{option} {at.offset} is an offset, but each of the {partition_count} partitions has its own: "
+            "give a time, earliest or latest, or name one partition"
+        )
+
+
 def check_not_beyond(option: str, offset: int, end: int) -> None:
     """Raise UsageError if the bound of a read, from `option`, is after the log's next offset."""
     if offset <= end:

@@ -51,6 +51,10 @@ READ_SCHEMA = StructType(
     ]
 )
 """Columns that a read returns: those of `rows.SCHEMA`, as types of Spark."""
+STREAM_READ_SCHEMA = StructType(
+    [READ_SCHEMA.fields[0], StructField("partition", IntegerType(), nullable=False), *READ_SCHEMA.fields[1:]]
+)
+"""Columns that a read of a named stream returns, in which an offset belongs to a partition."""
 
 
 class _ColumnRule(NamedTuple):
@@ -96,7 +100,7 @@ WRITABLE_COLUMNS = {
     "timestamp": _TIME,
 }
 """Columns that a write accepts, each with the types that it may have."""
-_SERVICE_COLUMNS = tuple(name for name in READ_SCHEMA.names if name not in WRITABLE_COLUMNS)
+_SERVICE_COLUMNS = tuple(name for name in STREAM_READ_SCHEMA.names if name not in WRITABLE_COLUMNS)
 """Columns of a read that the service assigns, so that a write cannot set them."""
 
 
@@ -125,8 +129,8 @@ def check_write_schema(schema: StructType) -> None:
 
 
 def check_read_schema(schema: StructType) -> None:
-    """Check that a read can return these columns: some of `READ_SCHEMA`, unchanged. Raises UsageError."""
-    known = {field.name: field for field in READ_SCHEMA.fields}
+    """Check that a read can return these columns, some of `STREAM_READ_SCHEMA`. Raises UsageError."""
+    known = {field.name: field for field in STREAM_READ_SCHEMA.fields}
     for field in schema.fields:
         if field.name not in known:
             raise UsageError(

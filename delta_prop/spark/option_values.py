@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 
 from delta_prop.client.addresses import PORT, parse_addresses
+from delta_prop.client.partition_choice import STREAM_BYTES_MAX
 from delta_prop.client.settings import ClientSettings
 from delta_prop.directory.log_positions import LogPosition, parse_position
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import InvalidDelta, UsageError
 from delta_prop_wire.requests import TOKEN_BYTES_MAX
-from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
+from delta_prop_wire.spec import NAMESPACE_BYTES_MAX, PARTITION_BITS
 from delta_prop_wire.topics import Topic
 
 PRODUCER_BYTES_MAX = 240
@@ -25,6 +26,12 @@ TOPICS_MAX = 256
 SECONDS_MAX = 31_536_000
 """Maximum of any timeout: a year."""
 HOST_BYTES_MAX = 253
+PARTITION_MAX = (1 << PARTITION_BITS) - 1
+_NAME_BYTES_MAX = {
+    "namespace": NAMESPACE_BYTES_MAX,
+    "producer": PRODUCER_BYTES_MAX,
+    "stream": STREAM_BYTES_MAX,
+}
 
 
 # --- the service
@@ -87,11 +94,11 @@ def read_flag(name: str, text: str) -> bool:
     return text.lower() == "true"
 
 
-def read_number(name: str, text: str, *, maximum: int) -> int:
-    """Parse a whole number from 1 up to `maximum`."""
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-    if not 1 <= number <= maximum:
-        raise UsageError(f"option {name} {text!r:.40}: give a whole number from 1 to {maximum:,}")
+def read_number(name: str, text: str, *, maximum: int, minimum: int = 1) -> int:
+    """Parse a whole number from `minimum` up to `maximum`."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not minimum <= number <= maximum:
+        raise UsageError(f"option {name} {text!r:.40}: give a whole number from {minimum} to {maximum:,}")
     return number
 
 
@@ -144,9 +151,9 @@ def read_topics(name: str, text: str) -> tuple[str, ...]:
 
 
 def read_name(name: str, text: str) -> str:
-    """Check a namespace, or the name of a job (`producer`)."""
+    """Check a namespace, the name of a job (`producer`), or that of a stream."""
     try:
-        check_name(name, text, NAMESPACE_BYTES_MAX if name == "namespace" else PRODUCER_BYTES_MAX)
+        check_name(name, text, _NAME_BYTES_MAX[name])
     except InvalidDelta as error:
         raise UsageError(f"option {name} {text!r:.40}: {error.reason}") from None
     return text

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TypeVar
 
+from delta_prop.client.partition_choice import DEFAULT_STREAM
 from delta_prop.client.settings import ClientSettings
 from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition
 from delta_prop.platform.ports import Tls
@@ -34,11 +35,13 @@ _TIMEOUT_OPTIONS = {
     "silenceTimeoutSeconds": "peer_timeout_s",
 }
 """Options of timeouts, each with its field of `ClientSettings`."""
+_READ_OPTIONS = ("stream", "partition", "start", "topics", "namespace", "partitions")
+_WRITE_OPTIONS = ("stream", "producer", "namespace", "priority", "onRefused")
 _OPTIONS_BY_USE = {
-    "batch read": ("start", "end", "topics", "namespace", "partitions", "pushdown"),
-    "stream read": ("start", "topics", "namespace", "partitions", "maxOffsetsPerTrigger"),
-    "batch write": ("producer", "namespace", "priority", "onRefused", "staged", "wait", "waitTimeoutSeconds"),
-    "stream write": ("producer", "namespace", "priority", "onRefused"),
+    "batch read": (*_READ_OPTIONS, "end", "pushdown"),
+    "stream read": (*_READ_OPTIONS, "maxOffsetsPerTrigger"),
+    "batch write": (*_WRITE_OPTIONS, "staged", "wait", "waitTimeoutSeconds"),
+    "stream write": _WRITE_OPTIONS,
 }
 _SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
 """Options of a stream that are meant for Spark itself."""
@@ -56,13 +59,16 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Range to read, from `start` up to `end` (exclusive).
+    """Range to read, from `start` up to `end` (exclusive), of each partition.
 
-    `partitions`: into how many partitions to split it; None: by its size. `offsets_max`: the maximum number
-    of offsets in one micro-batch; None: all.
+    `partition`: read only this one of the stream's; None: all. `partitions`: into how many of Spark's
+    partitions to split the rows; None: by their number. `offsets_max`: the maximum number of offsets in one
+    micro-batch; None: all.
     """
 
     remote: Remote
+    stream: str = DEFAULT_STREAM
+    partition: int | None = None
     start: LogPosition = EARLIEST
     end: LogPosition = LATEST
     topics: tuple[str, ...] = ("*",)
@@ -73,7 +79,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Settings of a write.
+    """Settings of a write into `stream`.
 
     `producer`: the job's name; None: the id of Spark's query. `namespace`: for rows without one; None: the
     prefix of their vector ids, else `default`. `waits`: the job ends once it is published.
@@ -81,6 +87,7 @@ class WriteOptions:
     """
 
     remote: Remote
+    stream: str = DEFAULT_STREAM
     producer: str | None = None
     namespace: str | None = None
     priority: Priority = Priority.NORMAL
@@ -104,6 +111,10 @@ def read_options(
         topics = (str(Topic(TopicKind.NAMESPACE, namespace)),)
     return ReadOptions(
         remote=_read_remote(options, environment),
+        stream=options.take("stream", values.read_name, DEFAULT_STREAM),
+        partition=options.take(
+            "partition", partial(values.read_number, minimum=0, maximum=values.PARTITION_MAX), None
+        ),
         start=options.take("start", read_position, EARLIEST),
         end=options.take("end", read_position, LATEST),
         topics=topics or ("*",),
@@ -124,6 +135,7 @@ def write_options(
     options = _OptionReader(given, "stream write" if stream else "batch write")
     return WriteOptions(
         remote=_read_remote(options, environment),
+        stream=options.take("stream", values.read_name, DEFAULT_STREAM),
         producer=options.take("producer", values.read_name, None),
         namespace=options.take("namespace", values.read_name, None),
         priority=options.take("priority", values.read_priority, Priority.NORMAL),
@@ -132,6 +144,11 @@ def write_options(
         wait_timeout_s=options.take("waitTimeoutSeconds", values.read_seconds, WAIT_TIMEOUT_S),
         fails_on_refused=options.take("onRefused", values.read_on_refused, True),
     )
+
+
+def names_stream(given: Mapping[str, str]) -> bool:
+    """True if the option `stream` is given, so that a read has the column `partition`."""
+    return any(name.lower() == "stream" for name in given)
 
 
 class _OptionReader:

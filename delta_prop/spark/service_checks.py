@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from delta_prop.client.addresses import Address
+from delta_prop.client.partition_choice import DEFAULT_STREAM
 from delta_prop.platform.ports import Tls
 from delta_prop.spark import system
 from delta_prop.spark.options import TLS_FILES, Remote
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 if TYPE_CHECKING:
     from delta_prop.client.jobs import JobStatus
@@ -50,29 +52,47 @@ def check_on_driver(remote: Remote, names: Mapping[str, str] = OPTION_NAMES) -> 
         raise UsageError(f"{given}: {error}") from None
 
 
-def check_publishes(remote: Remote, *, stages: bool = False) -> None:
-    """Check that a service accepts deltas, or (`stages`) a job. Raises UsageError, Refused, Unreachable."""
-    range_reader_of(remote).check_can_publish(staging=stages)
+def check_publishes(remote: Remote, log: LogName = DEFAULT_LOG, *, stages: bool = False) -> None:
+    """Check that a partition accepts deltas, or (`stages`) a job. Raises UsageError, Refused, Unreachable."""
+    range_reader_of(remote, log).check_can_publish(staging=stages)
 
 
-def query_job(remote: Remote, job: str) -> JobStatus | None:
-    """Return a job's status, None for an unknown job. Raises Refused, Unreachable, UsageError."""
+def query_job(remote: Remote, job: str, stream: str = DEFAULT_STREAM) -> JobStatus | None:
+    """Return a job's status in a stream, None for an unknown job. Raises Refused, Unreachable, UsageError."""
+    from delta_prop.spark.job_statuses import join_statuses
+    from delta_prop.spark.served_streams import find_served_stream
+
+    found = find_served_stream(remote, stream)
+    statuses = {number: _query_part(remote, job, found.log_name(number)) for number in found.choose(None)}
+    known = {number: status for number, status in statuses.items() if status is not None}
+    return join_statuses(known) if known else None
+
+
+def _query_part(remote: Remote, job: str, log: LogName) -> JobStatus | None:
     from delta_prop.client.jobs import Decision, decide
 
     try:
-        return decide(remote.addresses, job, Decision.QUERY, token=remote.token, tls=remote.tls)
+        return decide(
+            remote.addresses,
+            job,
+            Decision.QUERY,
+            stream=log.stream,
+            partition=log.partition,
+            token=remote.token,
+            tls=remote.tls,
+        )
     except Refused as refused:
         if refused.code is not ErrorCode.UNKNOWN_JOB:
             raise
         return None
 
 
-def range_reader_of(remote: Remote) -> RangeReader:
-    """Return a range reader of the service; tasks call this, too. Raises UsageError."""
-    from delta_prop.client.ranges import RangeReader
+def range_reader_of(remote: Remote, log: LogName = DEFAULT_LOG) -> RangeReader:
+    """Return a range reader of a partition; tasks call this, too. Raises UsageError."""
+    from delta_prop.spark.served_streams import partition_reader
 
     check_on_worker(remote)
-    return RangeReader(remote.addresses, token=remote.token, tls=remote.tls, settings=remote.settings)
+    return partition_reader(remote, log)
 
 
 def check_on_worker(remote: Remote) -> None:

@@ -7,15 +7,13 @@ import net from "node:net";
 import { performance } from "node:perf_hooks";
 import { setTimeout as sleep } from "node:timers/promises";
 import tls from "node:tls";
-import { HEADER_BYTES, InvalidFrame, OPERATIONS, decode, encode, readFrame, withSequence } from "./frames.mjs";
+import { HEADER_BYTES, InvalidFrame, OPERATIONS, decode, encode, partitionOf, readFrame, withSequence } from "./frames.mjs";
 
 const HEARTBEAT_MS = 5_000; // a peer that is silent for three times as long has timed out
 const HANDSHAKE_TIMEOUT_MS = 10_000;
 const RETRY_BACKOFF_MS = 50;
 const RETRY_BACKOFF_MAX_MS = 5_000;
 const STOP_MS_MAX = 60_000; // how long a stop by Backpressure lasts if no other pressure level ends it
-const SEQUENCE_HELLO = 1n;
-const SEQUENCE_SUBSCRIBE = 2n;
 
 // The names of the error codes; the index is the code.
 const CODES = [
@@ -23,10 +21,12 @@ const CODES = [
   "QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "FENCED", "CURSOR_TOO_OLD", "PROCESSING_FAILED", "INVALID_DELTA",
   "SHUTTING_DOWN", "DOT_REUSED", "UNKNOWN_ORIGIN", "CONFLICT", "PENDING_FULL", "LOG_FULL", "LOG_FAILED",
   "LEVEL_UNAVAILABLE", "OVERLAP", "BAD_REQUEST", "UNKNOWN_JOB", "JOB_DECIDED", "ID_REUSED", "OUTCOME_UNKNOWN",
+  "NOT_LEADER", "NO_QUORUM", "WRONG_PARTITION", "UNKNOWN_STREAM", "STALE_GENERATION", "STREAM_MOVED", "QUOTA_EXCEEDED",
 ];
 // After these codes the producer resends the same delta under the same dot.
 const RETRYABLE = new Set([
   "QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "SHUTTING_DOWN", "PENDING_FULL", "LOG_FULL", "LOG_FAILED",
+  "QUOTA_EXCEEDED",
 ]);
 // These codes end a connection, but a new connection may succeed.
 const RECONNECTABLE = new Set([
@@ -47,9 +47,25 @@ export class Refused extends Error {
   }
 }
 
+/** The error for options that cannot work with this server. */
+export class UsageError extends Error {}
+
 /** Returns an origin for a new producer: 44 random bits and the priority. Store it, because it identifies the producer. */
 export function drawOrigin(priority = 2) {
   return ((randomBytes(8).readBigUInt64BE() >> 20n) << 20n) | BigInt(priority);
+}
+
+/** Returns the origin of the same producer and priority in another partition: bits 4 to 19 are the partition's number. */
+export function originIn(partition, origin) {
+  return (origin & ~0xffff0n) | (BigInt(partition) << 4n);
+}
+
+/** Asks a server for a stream, and returns `{ name, id, count }`: its id, and its number of partitions. */
+export async function findStream({ stream, ...options }) {
+  const asker = new StreamAsker({ ...options, stream });
+  await asker.connect();
+  asker.fail(new Error("the stream was found"));
+  return asker.found;
 }
 
 /** Returns the binary form of a topic: `*`, `v:ID`, `ns:NAME`, `op:KIND`, `c:NAME`. */
@@ -69,18 +85,22 @@ export function encodeTopic(text) {
 
 /** One connection, from its hello to its end: frames in both directions, and heartbeats. */
 class Connection {
-  /** Connects and sends the hello. Calls `onFrame` with each frame after the welcome, and `onEnd` once with the error. */
-  static async open({ host = "127.0.0.1", port = 7373, tls: secure, heartbeatMs, ...hello }, onFrame, onEnd) {
+  /**
+   * Connects and sends the hello that `greet` builds; before that, `greet` may ask the server. Calls `onFrame` with each
+   * frame after the welcome, and `onEnd` once with the error.
+   */
+  static async open({ host = "127.0.0.1", port = 7373, tls: secure, heartbeatMs }, greet, onFrame, onEnd) {
     const socket = secure ? tls.connect({ host, port, minVersion: "TLSv1.3", ...secure }) : net.connect({ host, port });
     const connection = new Connection(socket, heartbeatMs, onFrame, onEnd);
     const timedOut = () => connection.end(new Error(`no welcome within ${HANDSHAKE_TIMEOUT_MS} ms: check host and port`));
     const deadline = setTimeout(timedOut, HANDSHAKE_TIMEOUT_MS);
     try {
-      connection.welcome = await new Promise((resolve, reject) => {
-        connection.handshake = { resolve, reject };
-        connection.send({ type: "subscribe", sequence: SEQUENCE_HELLO, request: "hello", version: 1, ...hello });
-      });
+      const hello = await greet(connection);
+      connection.welcome = await connection.request("hello", hello, { isLast: true });
       return connection;
+    } catch (error) {
+      connection.end(error);
+      throw error;
     } finally {
       clearTimeout(deadline);
     }
@@ -88,6 +108,8 @@ class Connection {
 
   constructor(socket, heartbeatMs = HEARTBEAT_MS, onFrame, onEnd) {
     Object.assign(this, { socket, heartbeatMs, onFrame, onEnd, ended: false });
+    this.isOpening = true; // until the answer to the last hello
+    this.requests = 0n; // how many were sent
     // The received bytes that are not handled yet, and how many bytes the next frame needs.
     Object.assign(this, { chunks: [], bytesReceived: 0, bytesNeeded: HEADER_BYTES });
     this.receivedAt = this.sentAt = performance.now();
@@ -103,6 +125,20 @@ class Connection {
     const bytes = Buffer.isBuffer(frame) ? frame : encode(frame);
     this.sentAt = performance.now();
     if (!this.ended) this.socket.write(bytes);
+  }
+
+  sendRequest(name, fields) {
+    this.requests += 1n;
+    this.send({ type: "subscribe", sequence: this.requests, request: name, version: 1, ...fields });
+  }
+
+  /** Sends a request while the connection opens, and returns the fields of the answer. `isLast`: it opens the connection. */
+  request(name, fields, { isLast = false } = {}) {
+    if (this.ended) throw this.error;
+    return new Promise((resolve, reject) => {
+      this.pending = { name, isLast, resolve, reject };
+      this.sendRequest(name, fields);
+    });
   }
 
   /** Waits until the socket's send buffer has capacity. */
@@ -135,14 +171,15 @@ class Connection {
     if (frame.type === "heartbeat") this.echoUs = frame.sent_us;
     const refusesConnection = frame.type === "nack" && frame.sequence === 0n && frame.correlation_id === undefined;
     if (refusesConnection) return this.end(new Refused(frame));
-    if (!this.handshake) return this.onFrame(frame);
+    if (!this.isOpening) return this.onFrame(frame);
     if (frame.type === "nack") return this.end(new Refused(frame));
-    if (frame.type === "ack" && frame.request === "hello") {
-      const welcome = Object.fromEntries(frame.response);
+    if (frame.type === "ack" && frame.request === this.pending?.name) {
       this.credit = frame.credit ?? this.credit ?? [0, 0];
       if (frame.more) return;
-      this.handshake.resolve(welcome);
-      this.handshake = null;
+      const { isLast, resolve } = this.pending;
+      this.pending = null;
+      this.isOpening = !isLast;
+      resolve(Object.fromEntries(frame.response));
     }
   }
 
@@ -160,10 +197,11 @@ class Connection {
   end(error) {
     if (this.ended) return;
     this.ended = true;
+    this.error = error;
     clearInterval(this.timer);
     this.socket.end();
     this.socket.destroySoon();
-    if (this.handshake) this.handshake.reject(error);
+    if (this.isOpening) this.pending?.reject(error);
     else this.onEnd(error);
   }
 }
@@ -171,6 +209,8 @@ class Connection {
 /** Reconnects after its connection ends, with exponential backoff, until it is closed. */
 class ReconnectingClient {
   constructor(options) {
+    const { partition = 0 } = options;
+    if (!(Number.isInteger(partition) && partition >= 0)) throw new UsageError(`partition ${partition}: give a number from 0 on`);
     this.options = options;
     this.connection = null;
     this.timeoutMs = options.timeoutMs ?? 60_000;
@@ -185,9 +225,9 @@ class ReconnectingClient {
       let connection;
       try {
         const handlers = [(frame) => this.onFrame(frame), (error) => this.onEnd(error)];
-        connection = await Connection.open(this.connectOptions(), ...handlers);
+        connection = await Connection.open(this.options, (opening) => this.greet(opening), ...handlers);
       } catch (error) {
-        if (error instanceof Refused && !RECONNECTABLE.has(error.code)) throw error;
+        if (error instanceof UsageError || (error instanceof Refused && !RECONNECTABLE.has(error.code))) throw error;
         if (performance.now() > deadline) throw error;
         await sleep(error.retryAfterMs ?? waitMs * (0.5 + Math.random()));
         continue;
@@ -216,10 +256,47 @@ class ReconnectingClient {
     return error;
   }
 
-  connectOptions() {
-    const { host, port, tls: secure, heartbeatMs, token, client } = this.options;
-    return { host, port, tls: secure, heartbeatMs, ...(token && { token }), ...(client && { client }) };
+  /**
+   * Returns the hello to send. A stream is known by its name: the first time, this asks for its id and its number of
+   * partitions, which a connection does after a hello that names no stream.
+   */
+  async greet(connection) {
+    const { stream, partition } = this.options;
+    if (stream === undefined && partition === undefined) return this.hello();
+    this.found ??= await this.describe(connection, stream ?? "default");
+    const { name, count } = this.found;
+    if (partition === undefined && count > 1) throw new UsageError(`stream ${name} has ${count} partitions: name one`);
+    if (partition >= count) throw new UsageError(`partition ${partition}: stream ${name} has ${count}: name 0 to ${count - 1}`);
+    return { ...this.hello(), stream: this.found.id, partition: partition ?? 0 };
   }
+
+  async describe(connection, name) {
+    await connection.request("hello", commonHello(this.options));
+    const { streams } = await connection.request("describe", { stream: name });
+    const [[, id, , count = 1]] = streams;
+    return { name, id, count };
+  }
+
+  /** Returns the fields of the hello, except the stream and the partition. */
+  hello() {
+    return commonHello(this.options);
+  }
+}
+
+function commonHello({ token, client }) {
+  return { ...(token && { token }), ...(client && { client }) };
+}
+
+/** Finds a stream, and does no more. */
+class StreamAsker extends ReconnectingClient {
+  async greet(connection) {
+    this.found = await this.describe(connection, this.options.stream);
+    return this.hello();
+  }
+
+  onFrame() {}
+
+  onWelcome() {}
 }
 
 // --- publishing
@@ -233,7 +310,7 @@ class ReconnectingClient {
  *
  * Options: `host`, `port`, `tls`, `token`, `client`, `origin`, `priority` (2, normal), `ackLevel` (default: the highest
  * that the log grants), `form`, `timeoutMs` (60,000: a producer closes if it cannot connect for this long, or if a batch
- * is still refused after this time).
+ * is still refused after this time), `stream` (its name) and `partition` (it may be left out if there is only one).
  */
 export class Producer extends ReconnectingClient {
   static async open(options) {
@@ -245,6 +322,9 @@ export class Producer extends ReconnectingClient {
   constructor(options) {
     super(options);
     this.origin = options.origin ?? drawOrigin(options.priority);
+    if (options.stream !== undefined || options.partition !== undefined) {
+      this.origin = originIn(options.partition ?? 0, this.origin);
+    }
     this.epoch = 0; // 0 requests a new epoch; later hellos name the granted epoch, which each encoded batch contains
     this.counter = 0n; // of the next delta; known from the first welcome
     this.queue = []; // entries to send, in order
@@ -282,13 +362,17 @@ export class Producer extends ReconnectingClient {
   /** Encodes an entry once, because a resend must have the same bytes; only the sequence changes. */
   encodeEntry({ rows, base, clock }) {
     const { priority = 2, form } = this.options;
-    const common = { sequence: 0n, ackWanted: true, origin: this.origin, clock, priority, ackLevel: this.ackLevel };
-    if (form === "delta") return encode({ ...rows[0], ...common, type: "delta", counter: base });
+    const { id: stream } = this.found ?? {};
+    const common = { sequence: 0n, ackWanted: true, origin: this.origin, clock, priority, ackLevel: this.ackLevel, stream };
+    if (form === "delta") {
+      const partition = stream === undefined ? undefined : partitionOf(this.origin);
+      return encode({ ...rows[0], ...common, partition, type: "delta", counter: base });
+    }
     return encode({ ...common, type: "batch", epoch: this.epoch, base, rows });
   }
 
-  connectOptions() {
-    return { ...super.connectOptions(), origins: [[this.origin, this.epoch, 0]] };
+  hello() {
+    return { ...super.hello(), origins: [[this.origin, this.epoch, this.found?.id ?? 0]] };
   }
 
   onWelcome(connection) {
@@ -468,11 +552,7 @@ export class Subscriber extends ReconnectingClient {
     for (const frame of this.frames) frame.cost[0] = frame.rows.length;
     const buffered = this.frames.reduce(([n, b], { cost }) => [n + cost[0], b + cost[1]], [0, 0]);
     const { topics = ["*"], start = ["latest"], group, filter, deltas } = this.options;
-    connection.send({
-      type: "subscribe",
-      sequence: SEQUENCE_SUBSCRIBE,
-      request: "subscribe",
-      version: 1,
+    connection.sendRequest("subscribe", {
       subscription: 1,
       topics: topics.map(encodeTopic),
       start: this.nextOffset === undefined || !this.log ? start : ["cursor", [this.log[0], this.log[1], this.nextOffset]],

@@ -2,6 +2,7 @@
 // It is pure: it uses no socket and no clock. Invalid bytes throw `InvalidFrame`.
 
 import { pack, unpack } from "./msgpack.mjs";
+import { namespaceOf } from "./partition.mjs";
 
 export const TYPES = ["delta", "batch", "ack", "nack", "backpressure", "heartbeat", "subscribe", "unsubscribe"];
 export const OPERATIONS = [
@@ -12,7 +13,8 @@ export const HEADER_BYTES = 16;
 const ACK_WANTED = 1, HIGH = 2, COMPRESSED = 4, BATCHED = 8; // flags in the header
 const STAMP_BYTES = 48;
 const BODY_AT = HEADER_BYTES + STAMP_BYTES; // where the body begins in a batch's frame
-const PARTITION_AT = 28; // where the stamp's partition is in a batch's frame
+const STREAM_AT = 24; // where the stamp's stream is in a batch's frame,
+const PARTITION_AT = 28; // and its partition
 const ROWS_MAX = 65_536;
 const PAYLOAD_MAX = [1_310_720, 16_777_216, ...Array(6).fill(65_536)]; // bytes, by the frame type's number
 const TRANSACTIONAL = 0, CONTROL = 1, GAPS = 8, STATES = 9; // bit numbers in a batch's attributes
@@ -212,7 +214,10 @@ function encodeBatch(sequence, ackWanted, batch) {
   const flags = BATCHED | (ackWanted ? ACK_WANTED : 0) | (priority < NORMAL ? HIGH : 0);
   const frame = buildFrame("batch", flags, sequence, Buffer.concat([Buffer.alloc(STAMP_BYTES), ...body, crc]));
   if (batch.stamp) writeStamp(frame, batch.stamp);
-  else frame.writeUInt16LE(partitionOf(batch.origin), PARTITION_AT);
+  else {
+    frame.writeUInt32LE(batch.stream ?? 0, STREAM_AT);
+    frame.writeUInt16LE(partitionOf(batch.origin), PARTITION_AT);
+  }
   return writeStampCrc(frame);
 }
 
@@ -425,10 +430,9 @@ function writeStamp(frame, stamp) {
 
 // --- numbers in bytes: columns are little-endian, like every machine that runs Node
 
-const partitionOf = (origin) => Number((origin >> 4n) & 0xffffn);
+export const partitionOf = (origin) => Number((origin >> 4n) & 0xffffn);
 const readPlace = (bytes) => [bytes.readUInt32LE(0), bytes.readUInt32LE(4), bytes.readBigUInt64LE(8)];
 const roundUpTo8 = (length) => (length + 7) & ~7;
-const namespaceOf = ({ vectorId, namespace }) => namespace ?? (vectorId.includes(":") ? vectorId.split(":", 1)[0] : "default");
 const copyBuffer = (bytes) => bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);
 export const toFloats = (bytes) => new Float32Array(copyBuffer(bytes));
 export const toIntegers = (bytes) => new Uint32Array(copyBuffer(bytes));

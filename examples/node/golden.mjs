@@ -17,9 +17,10 @@ const OPERATIONS = ["create", "sparse", "dense", "scale", "offset", "transform",
 
 // Converts the fields of each response, by the name of its request.
 const RESPONSES = {
-  hello: ({ features, origins, log, level }) => ({
-    features: features.length ? features : undefined,
-    origins: origins.map(([origin, epoch, watermark]) => ({ origin, epoch, watermark })),
+  hello: ({ features, origins, log, level, ...rest }) => ({
+    ...rest,
+    features: features?.length ? features : undefined,
+    origins: origins?.length ? origins.map(([origin, epoch, watermark]) => ({ origin, epoch, watermark })) : undefined,
     log: toCursor(log),
     level: LEVELS[level],
   }),
@@ -93,6 +94,9 @@ const REQUESTS = {
   create_stream: ({ if_not_exists, ...rest }) => ({ ...changeFields(rest), if_not_exists: if_not_exists ?? false }),
   alter_stream: changeFields,
   delete_stream: changeFields,
+  erase_vector: ({ namespace, timeout_ms, ...rest }) => ({
+    ...changeFields(rest), namespace: namespace ?? null, timeout_ms: timeout_ms ?? 30_000,
+  }),
   truncate_stream: ({ partition, ...rest }) => ({ ...changeFields(rest), partition: partition ?? 0 }),
 };
 

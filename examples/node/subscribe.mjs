@@ -2,6 +2,7 @@
 // The file is written after the line is printed, so a crash loses no line.
 //
 //     node subscribe.mjs --port 7373 --topic ns:docs --cursor cursor.json --count 10
+//     node subscribe.mjs --port 7373 --stream orders --partition 2 --cursor cursor-2.json
 
 import { readFileSync, renameSync, writeFileSync } from "node:fs";
 import { parseArgs } from "node:util";
@@ -17,6 +18,8 @@ const { values: options } = parseArgs({
     cursor: { type: "string" }, // a file; if it does not exist, the subscriber starts at the log's oldest delta
     credit: { type: "string", default: "1000" }, // maximum number of deltas in flight
     form: { type: "string", default: "batch" }, // or "delta"
+    stream: { type: "string" }, // default: the stream `default`
+    partition: { type: "string" }, // a number; it may be left out if the stream has only one
   },
 });
 
@@ -29,6 +32,8 @@ const subscriber = new Subscriber({
   start: readCursor() ?? ["earliest"],
   credit: [Number(options.credit), 4 << 20],
   deltas: options.form === "delta",
+  stream: options.stream,
+  partition: options.partition && Number(options.partition),
 });
 
 let count = 0;

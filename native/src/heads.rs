@@ -100,8 +100,17 @@ impl HeadTable {
 
     /// Drops the oldest heads; the entries of the others move down by as many.
     pub fn drop_oldest(&mut self, count: usize, hashes: &RandomState) {
+        self.keep(count as u32..self.len() as u32, hashes);
+    }
+
+    /// Drops one head; the entries after it move down.
+    pub fn drop_entry(&mut self, dropped: u32, hashes: &RandomState) {
+        self.keep((0..self.len() as u32).filter(|entry| *entry != dropped), hashes);
+    }
+
+    fn keep(&mut self, entries: impl Iterator<Item = u32>, hashes: &RandomState) {
         let mut kept = HeadTable::default();
-        for entry in count as u32..self.len() as u32 {
+        for entry in entries {
             let (key, head) = (self.key(entry), self.head(entry));
             let added = kept.insert(hash_of(hashes, key), key, head.writer, head.counter);
             if head.is_dead {

@@ -559,6 +559,23 @@ impl Vectors {
         }
     }
 
+    /// Drops the head of a vector that is deleted; returns false if there is no such head. Heads after it change their
+    /// numbers, so none may be copied meanwhile.
+    pub fn forget(&mut self, namespace: &str, vector_id: &str) -> bool {
+        let index = self.index_of(namespace);
+        if index == UNKNOWN {
+            return false;
+        }
+        let (table, key) = (&mut self.namespaces[index as usize].table, vector_id.as_bytes());
+        let entry = table.find(hash_of(&self.hashes, key), key);
+        if entry == MISSING || !table.head(entry).is_dead {
+            return false;
+        }
+        table.drop_entry(entry, &self.hashes);
+        self.count -= 1;
+        true
+    }
+
     fn head_at(&self, namespace: &str, vector_id: &str) -> Option<HeadEntry> {
         let index = self.index_of(namespace);
         if index == UNKNOWN {

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
@@ -156,6 +157,19 @@ class CacheSink:
             # Entries exist in this process only, so after a crash no applied row needs redelivery.
             self._report_committed(self._next_offset)
         return True
+
+    async def forget(self, erased: Sequence[tuple[str, str]], before: int) -> None:
+        """Drop the entries of tombstones, as `HoldsTombstones` says; loads of erased vectors are repeated.
+
+        A loader whose source still has a tombstone returns it: so its source should forget first.
+        """
+        for ref in erased:
+            if (load := self._loading.get(ref)) is not None:
+                load.is_stale = True
+        for refs in self._entries.tombstones(erased, before):
+            for ref in refs:
+                self._drop(ref)
+            await anyio.lowlevel.checkpoint()
 
     async def begin_rebuild(self, offset: int) -> None:
         """Drop all entries; loads in progress are repeated."""

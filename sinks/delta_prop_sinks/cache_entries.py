@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 
 from delta_prop_sinks.delta_chain import Ref
-from delta_prop_sinks.vector_table import NO_OFFSET, VectorTable, restore, state_of
+from delta_prop_sinks.vector_table import ABSENT, NO_OFFSET, VectorTable, restore, state_of, tombstones_before
 from delta_prop_wire.algebra import VectorState
 
 _ENTRY_BYTES = 500
@@ -13,6 +14,9 @@ _ENTRY_BYTES = 500
 
 _STATES_DIVISOR = 8
 """State objects may take `bytes_max` divided by this; each is made once for many readers."""
+
+_STEP = 1024
+"""Entries searched for tombstones in one step."""
 
 
 class CacheEntries:
@@ -61,6 +65,24 @@ class CacheEntries:
         restore(table, slot, state)
         table.set_head(slot, *state.key, NO_OFFSET)
         self.order[ref] = None
+
+    def tombstones(self, erased: Sequence[Ref], before: int) -> Iterator[list[Ref]]:
+        """Yield the tombstones of these vectors, and those whose last delta has an offset below `before`, or
+        an unknown one; some per step. The entries may change between steps.
+        """
+        for start in range(0, len(erased), _STEP):
+            refs = dict.fromkeys(ref for ref in erased[start : start + _STEP] if ref in self.order)
+            yield [ref for ref in refs if not self._is_alive(ref)]
+        for table in list(self.tables.values()) if before > 0 else ():
+            for start in range(0, table.used, _STEP):
+                end = min(start + _STEP, table.used)
+                yield [
+                    (table.namespace, vector_id) for vector_id in tombstones_before(table, start, end, before)
+                ]
+
+    def _is_alive(self, ref: Ref) -> bool:
+        table = self.tables[ref[0]]
+        return bool(table.forms[table.slots[ref[1]]] != ABSENT)
 
     def drop(self, ref: Ref) -> None:
         """Drop an entry."""

@@ -36,8 +36,8 @@ class GraphPart:
     """One generation of one namespace, at the time of creation; `encode` may run on any thread.
 
     `nodes`: the numbers of the live nodes; `slots`: the slot of each; `rows`: the indexed rows of all slots.
-    Rows and ids are read later, but do not change: no row is indexed during a save, and ids of live slots
-    never change.
+    Rows and ids are read later. Rows do not change, because none is indexed during a save. Ids change only if
+    slots are released; then a start compares the row with that of another vector, or of none.
     """
 
     hnsw_rows: HnswRows
@@ -58,14 +58,15 @@ class GraphPart:
                 hnsw_rows.indexed_matrix,
             )
             for generation in (hnsw_rows.base, hnsw_rows.young)
-            if generation is not None and generation.live_count
+            if generation is not None and generation.live_count and not generation.must_be_replaced
             for nodes in [generation.find_live_nodes().astype(np.int32)]
         ]
 
     def encode(self) -> tuple[dict[str, object], list[bytes | memoryview]]:
         """Return the part's entry in the header, and its sections."""
         table = self.hnsw_rows.table
-        ids = [str(table.slots.id(slot)).encode() for slot in self.slots.tolist()]
+        # A slot may be released meanwhile: a node without an id, or with a wrong one, is harmless.
+        ids = [(table.slots.id(slot) or "").encode() for slot in self.slots.tolist()]
         sections: list[bytes | memoryview] = [
             self.generation.graph.dump(),
             self.nodes.astype("<i4").tobytes(),
@@ -202,9 +203,19 @@ class GraphFile:
             raise GraphFileError(f"{self.path} is corrupted: its checksum does not match")
         return content
 
+    def remove(self) -> None:
+        """Remove the file, and what an interrupted write has left, durably. Raises OSError."""
+        for path in (self.path, self._new_path):
+            path.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
+
+    @property
+    def _new_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".new")
+
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Replace the file. Raises GraphFileError; the old file then still exists."""
-        new = self.path.with_name(self.path.name + ".new")
+        new = self._new_path
         try:
             with open(new, "wb") as file:
                 file.write(_HEAD.pack(MAGIC, sum(len(part) for part in parts), _checksum(parts)))

@@ -6,7 +6,7 @@ get copies. The library locks each graph; a search waits for at most one step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -142,6 +142,7 @@ class HnswBuilder:
         self._turn = 0  # the index of the namespace that `_step` serves next
         self._work_ready = anyio.Event()
         self._capacity_freed = anyio.Event()
+        self._saving = anyio.Lock(fast_acquire=True)
 
     # --- open, close, background work
 
@@ -254,19 +255,24 @@ class HnswBuilder:
         self._capacity_freed.set()
 
     async def _save(self, file: GraphFile, thread: Threads, cursor: Cursor) -> None:
-        changes, space = self._changes, self.settings.metric
-        parts = [part for rows in self.rows_by_namespace.values() for part in GraphPart.all_of(rows)]
-        for part in parts:
-            part.generation.is_saving = True
-        try:
-            await thread.run(lambda: file.write(pack(parts, space, cursor)))
-            self._file_state, self._saved_offset, self._saved_changes = "saved", cursor.next_offset, changes
-        except Exception as failure:
-            self._file_state = f"not saved: {failure}"
-            raise
-        finally:
+        async with self._saving:
+            changes, space = self._changes, self.settings.metric
+            parts = [part for rows in self.rows_by_namespace.values() for part in GraphPart.all_of(rows)]
             for part in parts:
-                part.generation.is_saving = False
+                part.generation.is_saving = True
+            try:
+                await thread.run(lambda: file.write(pack(parts, space, cursor)))
+                self._file_state, self._saved_offset, self._saved_changes = (
+                    "saved",
+                    cursor.next_offset,
+                    changes,
+                )
+            except Exception as failure:
+                self._file_state = f"not saved: {failure}"
+                raise
+            finally:
+                for part in parts:
+                    part.generation.is_saving = False
 
     def _clear(self) -> None:
         self._rebuilds_before += sum(rows.rebuilds for rows in self.rows_by_namespace.values())
@@ -274,6 +280,28 @@ class HnswBuilder:
         self._excess = 0
         self._work_ready.set()
         self._capacity_freed.set()
+
+    def drop_absent(self) -> None:
+        """Drop the nodes of deleted vectors, whose slots may be free."""
+        for hnsw_rows in self.rows_by_namespace.values():
+            hnsw_rows.drop_absent()
+
+    async def erase(self, namespaces: Collection[str], threads: Threads) -> None:
+        """Remove the file, and save no node of these namespaces that exists now. Raises TryAgain."""
+        if self._file is None or not namespaces:
+            return
+        for namespace in namespaces:
+            if (hnsw_rows := self.rows_by_namespace.get(namespace)) is not None:
+                hnsw_rows.replace_all()
+        self._changes += 1
+        self._work_ready.set()
+        async with self._saving:
+            try:
+                with anyio.CancelScope(shield=True):
+                    await threads.run(self._file.remove)
+            except OSError as failure:
+                raise TryAgain(f"{self._file.path} cannot be removed: {failure}") from failure
+            self._file_state = "removed, because it may contain erased vectors"
 
     def rebuild(self, resident: ResidentVectors) -> None:
         """Index all rows from the start, because the vectors were replaced."""

@@ -42,7 +42,11 @@ SAMPLE_QUANTILE = 0.1
 
 
 class Generation:
-    """A graph, and the slot that each node represents; -1 for none, else the node is live."""
+    """A graph, and the slot that each node represents; -1 for none, else the node is live.
+
+    `must_be_replaced`: the graph may contain rows of erased vectors, so it is not saved, and its live rows
+    are moved to a new generation.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -50,6 +54,7 @@ class Generation:
         self.node_count = 0
         self.live_count = 0
         self.is_saving = False
+        self.must_be_replaced = False
         self.has_waiting_search = False
 
     def allot(self, count: int) -> NDArray[np.uint64]:
@@ -194,6 +199,21 @@ class HnswRows:
         slots = (self.table.forms[: self.table.used] == VECTOR).nonzero()[0]
         self._set_unindexed(slots[self._nodes[slots] < 0], True)
 
+    def drop_absent(self) -> None:
+        """Drop the nodes of slots that no longer hold a vector, without the ids of the deleted vectors."""
+        self._grow()
+        is_absent = self.table.forms[: len(self._nodes)] != VECTOR
+        slots = (is_absent & ((self._nodes >= 0) | self._is_unindexed)).nonzero()[0]
+        self._changes[slots] += 1
+        self._drop_nodes(slots)
+        self._set_unindexed(slots, False)
+
+    def replace_all(self) -> None:
+        """Replace all nodes, as some may hold rows of erased vectors."""
+        for generation in (self.base, self.young):
+            if generation is not None:
+                generation.must_be_replaced |= generation.node_count > 0
+
     def adopt(self, generation: Generation) -> None:
         """Adopt a loaded graph. A second one was being built during the save, so it becomes `young`."""
         self._grow()
@@ -304,7 +324,9 @@ class HnswRows:
             self.base, self.young = self.young, None
             self._is_in_young[:] = False
             self.rebuilds += 1
-        elif self.young is None and base.tombstones > max(self._tombstone_ratio_max * base.live_count, 1000):
+        elif self.young is None and (
+            base.must_be_replaced or base.tombstones > max(self._tombstone_ratio_max * base.live_count, 1000)
+        ):
             self.young = self._new_generation()
             self._move_position = 0
 

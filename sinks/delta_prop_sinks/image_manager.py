@@ -20,6 +20,7 @@ from delta_prop_sinks.storage_image import (
     TableColumns,
     image_path,
     new_image_name,
+    remove_all_images,
     remove_images,
     write_image,
 )
@@ -45,6 +46,8 @@ class ImageManager:
         self._file, self._resident = file, resident
         self._rows_written = 0  # rows written to the storage file since the last image
         self._ready_image: ImageName | None = None  # durable, and not named by the storage file yet
+        self._invalidations = 0
+        self._writing = anyio.Lock(fast_acquire=True)
 
     async def load(self, opened: StorageFileState, log_id: bytes, thread: Threads) -> bool:
         """Load all rows into memory from the image; False, with nothing changed, if no image is usable."""
@@ -103,27 +106,35 @@ class ImageManager:
 
     async def write(self, threads: Threads, log_id: bytes) -> None:
         """Write an image, which the next flush names. After a failure, `state` has the reason."""
-        name = ImageName(new_image_name(), self._file.last_commit)
-        written, path = self._rows_written, image_path(self._file.path, name.image)
-        rebuilds = self._resident.rebuild.count
-        columns = [TableColumns(table) for table in self._resident.tables.values()]
-        steps = write_image(path, name.image, log_id, columns)
-        self.image_due, done = anyio.Event(), False
+        async with self._writing:
+            name = ImageName(new_image_name(), self._file.last_commit)
+            written = self._rows_written
+            self.image_due = anyio.Event()
+            if await self._write_all(name, threads, log_id):
+                self._ready_image = name
+                self._rows_written -= written
+
+    async def _write_all(self, name: ImageName, threads: Threads, log_id: bytes) -> bool:
+        """Write an image until it is complete, or until the rows are invalid; True if it can be named."""
+        resident, invalidations = self._resident, self._invalidations
+        rebuilds, done = resident.rebuild.count, False
+        columns = [TableColumns(table) for table in resident.tables.values()]
+        steps = write_image(image_path(self._file.path, name.image), name.image, log_id, columns)
         try:
             while await threads.run(lambda: next(steps, None)) is not None:
                 await anyio.lowlevel.checkpoint_if_cancelled()
+                if invalidations != self._invalidations:
+                    return False
             done = True
         except ImageError as failure:
             self.state = f"not written: {failure}"
-            return
+            return False
         finally:
             if not done:
                 with anyio.CancelScope(shield=True):
                     await threads.run(steps.close)
-        resident = self._resident
-        if resident.complete and not resident.rebuilding and resident.rebuild.count == rebuilds:
-            self._ready_image = name
-            self._rows_written -= written
+        is_valid = invalidations == self._invalidations and resident.rebuild.count == rebuilds
+        return is_valid and resident.complete and not resident.rebuilding
 
     def take_ready(self) -> ImageName | None:
         """Return the image that a flush must name if it begins now; None if there is no new one."""
@@ -132,6 +143,22 @@ class ImageManager:
     def begin_rebuild(self) -> None:
         """Drop the image that is ready: the file's rows are invalid, and so is the image."""
         self._ready_image, self.state = None, "none"
+
+    def invalidate(self) -> None:
+        """Drop the image that is ready or being written: rows that it contains are removed from the file.
+
+        A new one is due, as the file names none from the next removal on.
+        """
+        self._invalidations += 1
+        self._ready_image, self.state = None, "none"
+        self.note_written(sum(len(table.slots) for table in self._resident.tables.values()))
+
+    async def remove(self, thread: Threads) -> None:
+        """Remove all image files, durably; first wait for the end of one that is being written."""
+        self.invalidate()
+        async with self._writing:
+            with anyio.CancelScope(shield=True):
+                await thread.run(lambda: remove_all_images(self._file.path))
 
     def end_rebuild(self) -> None:
         """Count all rows as written."""

@@ -187,6 +187,18 @@ class IndexSink:
         """A large number while deltas cause refolds, else 0."""
         return self.resident.deltas_per_call
 
+    async def forget(self, erased: Sequence[tuple[str, str]], before: int) -> None:
+        """Remove tombstones, as `HoldsTombstones` says; a storage sink that shares the vectors removes them
+        itself. If vectors are erased, the file of graphs is removed, and the graphs of their namespaces are
+        replaced gradually: until then, saves have only the part that is replaced. Raises TryAgain.
+        """
+        context, resident = self._require_open(), self.resident
+        if not resident.residency.stored:
+            await resident.forget(erased, before, context)
+        if self._builder is not None:
+            self._builder.drop_absent()
+            await self._builder.erase({namespace for namespace, _ in erased}, context.threads)
+
     async def begin_rebuild(self, offset: int) -> None:
         """Drop the vectors, unless they are shared with a storage sink, which rebuilds them itself.
 

@@ -7,7 +7,9 @@ vectors (all, a namespace, a vector id), because a state is a fold of all of a v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import numpy as np
@@ -24,6 +26,7 @@ from delta_prop_sinks.resident_tables import (
     ResidentStatistics,
     ResidentTables,
     VectorRebuild,
+    in_steps,
     missing_vectors,
 )
 from delta_prop_sinks.sink import Delivery, RejectDelta, SinkContext, StopSink
@@ -300,6 +303,9 @@ class ResidentVectors:
             self._refolder.clear()
         if self.chains.active:
             self.chains.expire(context.clock.now())
+        self._admit_other_calls()
+
+    def _admit_other_calls(self) -> None:
         if self._apply_done is not None:
             self._apply_done.set()
             self._apply_done = None
@@ -403,6 +409,42 @@ class ResidentVectors:
         table.set_head(slot, *key, logged.offset + row)
         table.flags[slot] = DIRTY | STALE
         self.progress.folded += 1
+
+    # --- tombstones
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Wait until no `apply` runs; calls of it wait until the scope ends."""
+        while self._apply_done is not None:
+            await self._apply_done.wait()
+        self._hold_other_calls()
+        try:
+            yield
+        finally:
+            self._admit_other_calls()
+
+    def tombstones_before(self, offset: int) -> Iterator[list[Ref]]:
+        """Yield the tombstones below an offset, in bounded steps; some steps find none."""
+        return self._tables.tombstones_before(offset) if offset > 0 else iter(())
+
+    def is_alive(self, ref: Ref) -> bool | None:
+        """True if a vector is alive, False if it has a tombstone, None if it is not resident."""
+        return self._tables.is_alive(ref)
+
+    def release_tombstones(self, refs: Iterable[Ref]) -> None:
+        """Release the slots of those vectors that are not alive. Call it within `hold`, and, if there is a
+        store, once the store has removed their rows.
+        """
+        self._tables.release_tombstones(refs, self.chains)
+
+    async def forget(self, erased: Sequence[Ref], before: int, context: SinkContext) -> None:
+        """Remove tombstones, as `HoldsTombstones.forget` does, of vectors that no store holds."""
+        pace = FoldPace(context.clock, self._tables)
+        for refs in itertools.chain(in_steps(erased), self.tombstones_before(before)):
+            async with self.hold():
+                self.release_tombstones(refs)
+            if pace.is_due:
+                await pace.yield_to_others()
 
     # --- rebuilds from states
 

@@ -5,7 +5,7 @@ Bookkeeping only: `resident.py` decides which rows are folded, and when; the sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from delta_prop_sinks.ports import Clock
 from delta_prop_sinks.sink import Delivery, SinkContext, StopSink, TryAgain
 from delta_prop_sinks.storage_image import Block, add_block
 from delta_prop_sinks.vector_table import (
+    ABSENT,
     DIRTY,
     IN_FLIGHT,
     LAMPORT,
@@ -24,9 +25,13 @@ from delta_prop_sinks.vector_table import (
     OFFSET,
     VectorTable,
     put,
+    tombstones_before,
 )
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.state_rows import StateRow
+
+_SLOTS_PER_STEP = 1024
+"""Slots searched for tombstones in one step: to release as many takes a few ms."""
 
 
 class FoldProgress:
@@ -282,6 +287,40 @@ class ResidentTables:
         put(table, vector_id, stored, offset)
         return True
 
+    def tombstones_before(self, offset: int) -> Iterator[list[Ref]]:
+        """Yield the present tombstones whose last delta has an offset below `offset`, or an unknown one.
+
+        Each step searches a bounded number of slots; the tables may change between steps.
+        """
+        for table in list(self.by_namespace.values()):
+            start = 0
+            while start < table.used:
+                end = min(start + _SLOTS_PER_STEP, table.used)
+                yield [
+                    (table.namespace, vector_id) for vector_id in tombstones_before(table, start, end, offset)
+                ]
+                start = end
+
+    def is_alive(self, ref: Ref) -> bool | None:
+        """True if a vector is alive, False if it has a tombstone, None if it is not resident."""
+        table = self.by_namespace.get(ref[0])
+        slot = None if table is None else table.slots.get(ref[1])
+        if table is None or slot is None or table.head(slot)[0] == NO_LAMPORT:
+            return None
+        return bool(table.forms[slot] != ABSENT)
+
+    def release_tombstones(self, refs: Iterable[Ref], chains: DeltaChains) -> None:
+        """Release the slots of those vectors that are not alive, and drop their chains."""
+        for namespace, vector_id in refs:
+            for tables in (self.by_namespace, self.staged or {}):
+                table = tables.get(namespace)
+                slot = None if table is None else table.slots.get(vector_id)
+                if table is not None and slot is not None and table.forms[slot] == ABSENT:
+                    chains.forget((namespace, vector_id))
+                    table.release(slot)
+                    if tables is self.by_namespace:
+                        self._unsized.add(table)
+
     def evict(self, chains: DeltaChains) -> int:
         """Evict clean rows, least recently used first, down to 7/8 of the bound; return their number."""
         excess = self.size - self.bytes_max // 8 * 7
@@ -309,6 +348,13 @@ class FoldPace(Pace):
         """Raise TryAgain if the vectors have become invalid."""
         if self._tables.version != self._version:
             raise TryAgain("the vectors were rebuilt while deltas were folded: all rows are redelivered")
+
+
+def in_steps(refs: Sequence[Ref]) -> Iterator[list[Ref]]:
+    """Yield the different vectors among these, some per step."""
+    distinct = list(dict.fromkeys(refs))
+    for start in range(0, len(distinct), _SLOTS_PER_STEP):
+        yield distinct[start : start + _SLOTS_PER_STEP]
 
 
 def missing_vectors(tables: Mapping[str, VectorTable], deliveries: Iterable[Delivery]) -> list[Ref]:

@@ -5,6 +5,7 @@
 `Rebuildable`: loads full states in place of the deltas that made them. `HasBackground`: works between
 deliveries. `HasBacklog`: reports how much of that work is left. `BulkSink`: gets more deltas per call while
 it lags. `ControlRowSink`: also gets control rows. `VectorHolder`: reports the last delta of a vector.
+`HoldsTombstones`: removes what is left of deleted vectors.
 
 *Fast path.* A sink that seldom waits may define `apply_now(deliveries)`, a plain method, beside `apply` in
 the same class. The delivery loop may call it instead, from within the publish that brought the deltas. It
@@ -291,6 +292,29 @@ class Rebuildable(Protocol):
 
         Both change atomically, and as durably as the sink's own cursor. All states were loaded; `lamport` is
         their highest Lamport number.
+        """
+
+
+@runtime_checkable
+class HoldsTombstones(Protocol):
+    """A sink that keeps a tombstone of each deleted vector: its id, and the key of its last delta.
+
+    Without its tombstone a vector is unknown, and its next delta creates it anew, even one that sorts before
+    the removed ones. So `forget` is called once no delta of these vectors can arrive that belongs below their
+    delete; and no row that the sink has applied before the call is redelivered after it.
+    """
+
+    async def forget(self, erased: Sequence[tuple[str, str]], before: int) -> None:
+        """Remove the tombstones of these vectors (namespace, vector id), and all tombstones whose last delta
+        has an offset below `before`, or an unknown one, as it is of an earlier log. With 0, only the former.
+
+        A vector that is alive stays, and an unknown one is no error. When the call returns, no file of the
+        sink holds a byte of the id, the numbers, the data or the metadata that an erased vector had before
+        its delete. The removal for `before` becomes durable with the sink's other data.
+
+        Called after `open`, in turn with `apply` and the calls of a rebuild. TryAgain and StopSink mean the
+        same as for `apply`. After a failure, a cancellation or a crash, the call is repeated; it may have
+        taken effect fully or in part.
         """
 
 

@@ -42,6 +42,7 @@ from delta_prop_sinks.sink import (
 )
 from delta_prop_sinks.storage_file import ImageName, StorageFile, StorageFileError, StorageFileLost
 from delta_prop_sinks.storage_rows import DirtyRows, StoredRow, dirty_groups, dirty_slots
+from delta_prop_sinks.storage_tombstones import StoredTombstones
 from delta_prop_sinks.vector_table import VectorTable
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
@@ -218,6 +219,25 @@ class StorageSink:
         """A large number while deltas cause refolds, else 0."""
         return self.resident.deltas_per_call
 
+    async def forget(self, erased: Sequence[tuple[str, str]], before: int) -> None:
+        """Remove tombstones from memory and file, as `HoldsTombstones` says. Raises TryAgain, StopSink.
+
+        All changes are flushed first, so that no delta is redelivered. If vectors are erased, the images are
+        removed, and SQLite writes the whole file anew, on the sink's thread: 10 to 20 s per GB. Meanwhile it
+        needs free space of twice the file's size: once beside it, once in the folder for temporary files. So
+        erase many vectors in one call. If memory does not hold all vectors, `before` reads the whole file.
+        """
+        context = self._require_open()
+        await self.flush()
+        async with self._flushing:
+            tombstones = StoredTombstones(
+                self._file, self.resident, self._image_manager, _FileThread(self, context)
+            )
+            await tombstones.remove_before(before)
+            await tombstones.erase(erased)
+        self._wal_is_checkpointed = False
+        self._work_ready.set()
+
     async def begin_rebuild(self, offset: int) -> None:
         """Invalidate the file's rows durably; readers still see them. Raises TryAgain, StopSink."""
         context = self._require_open()
@@ -262,10 +282,11 @@ class StorageSink:
 
     async def background(self) -> None:
         """Flush every `flush_s` while there are changes; else checkpoint the write-ahead log."""
+        context = self._require_open()
         self._background_count += 1
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._write_images)
+                tasks.start_soon(self._write_images, context)
                 await self._flush_loop()
         finally:
             self._background_count -= 1
@@ -285,9 +306,8 @@ class StorageSink:
             except SinkFailure:  # `_failure` holds it, and the next apply reports it
                 self._work_ready.set()
 
-    async def _write_images(self) -> None:
+    async def _write_images(self, context: SinkContext) -> None:
         """Write an image whenever enough rows have changed, `image_s` after the last one at the earliest."""
-        context = self._require_open()
         while True:
             await self._image_manager.image_due.wait()
             async with context.background_thread() as thread:

@@ -13,9 +13,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from delta_prop_sinks.storage_image import Block
 from delta_prop_sinks.storage_rows import COLUMNS, DirtyRows, Record, StoredRow, blocks_of, records_of
+from delta_prop_sinks.vector_table import ABSENT
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.state_rows import StateRow
@@ -74,6 +76,7 @@ CREATE TABLE vectors ({_COLUMN_TYPES}) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+_NO_IMAGE = "UPDATE commits SET image = NULL, image_after = NULL"
 _ADD_REACH = "ALTER TABLE commits ADD COLUMN reach INTEGER NOT NULL DEFAULT 0"
 _FROM_FORMAT_1 = f"""
 ALTER TABLE vectors ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
@@ -97,6 +100,7 @@ _UPSERTS = {
     table: (_UPSERT.format(table=table, rows=_ROW), _UPSERT.format(table=table, rows=_ROWS))
     for table in ("vectors", "vectors_next")
 }
+StoredTable: TypeAlias = Literal["vectors", "vectors_next"]
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM vectors"
 
 
@@ -212,6 +216,7 @@ class StorageFile:
         self._rows_in_wal = 0
         self._inode = 0
         self.rebuilding = False
+        self._is_clean = False  # True if nothing was written since the whole file was
         self._connections: list[sqlite3.Connection] = []
         self._use_count = _UseCount()
 
@@ -234,6 +239,7 @@ class StorageFile:
     def connect(self, log_id: bytes) -> StorageFileState:
         """Open or create the file. Raises UsageError if it is in use, or not a storage sink's file."""
         self.check_header()
+        self._is_clean = False
         try:
             self._lock()
             self._writer = self._new_connection(f"{self.path.resolve().as_uri()}?mode=rwc")
@@ -315,7 +321,7 @@ class StorageFile:
         with self._translate_errors("written"), self._transaction() as writer:
             writer.execute("DROP TABLE IF EXISTS vectors_next")
             writer.execute(f"CREATE TABLE vectors_next ({_COLUMN_TYPES}) WITHOUT ROWID")
-            writer.execute("UPDATE commits SET image = NULL, image_after = NULL")
+            writer.execute(_NO_IMAGE)
             writer.execute(f"PRAGMA user_version = {REBUILDING_VERSION}")
         self._check_not_deleted()
         self.rebuilding = True
@@ -345,9 +351,64 @@ class StorageFile:
         self._check_not_deleted()
         self.rebuilding = False
 
+    def find_tombstones(
+        self, table: StoredTable, after: tuple[str, str] | None, before: int, rows_max: int
+    ) -> tuple[list[tuple[str, str]], tuple[str, str] | None]:
+        """Return the tombstones among the next `rows_max` rows whose last delta has an offset below `before`,
+        or an unknown one; and the `after` of the next call, None after the last row. Raises StorageFileError.
+        """
+        where, values = "TRUE" if after is None else "(namespace, vector_id) > (?, ?)", list(after or ())
+        select = f"SELECT namespace, vector_id FROM {table} WHERE {where}"
+        with self._translate_errors("read"):
+            page_end = f"{select} ORDER BY namespace, vector_id LIMIT 1 OFFSET ?"
+            last = self._reader.execute(page_end, (*values, rows_max - 1)).fetchone()
+            if last is not None:
+                select, values = f"{select} AND (namespace, vector_id) <= (?, ?)", [*values, *last]
+            tombstones = f"{select} AND form = {ABSENT} AND (log IS NOT ? OR offset < ?)"
+            refs = self._reader.execute(tombstones, (*values, self._log_number.stored, before)).fetchall()
+        return refs, last
+
+    def remove_rows(
+        self, table: StoredTable, refs: Sequence[tuple[str, str]], *, is_deleted: bool = False
+    ) -> None:
+        """Remove tombstones in one synced transaction, and no longer name an image, which may have them.
+
+        With `is_deleted`, also remove rows that are alive in the file. Raises StorageFileError.
+        """
+        where = "namespace = ? AND vector_id = ?" + ("" if is_deleted else f" AND form = {ABSENT}")
+        was_clean = self._is_clean
+        with self._translate_errors("written"), self._transaction() as writer:
+            removed = max(writer.executemany(f"DELETE FROM {table} WHERE {where}", refs).rowcount, 0)
+            writer.execute(_NO_IMAGE)
+        self._rows_in_wal += removed
+        self._is_clean = was_clean and not removed
+        self._check_not_deleted()
+        self.checkpoint()
+
+    def rewrite(self) -> None:
+        """Write the file anew, durably: then it has no byte of a row that was removed or overwritten.
+
+        SQLite leaves such bytes in free space. `PRAGMA secure_delete` clears most of them, but not the copies
+        that stay behind when rows move between pages: after thousands of random writes, a few removed rows in
+        a thousand were still readable. VACUUM copies the present rows only; the checkpoint empties the
+        write-ahead log. Does nothing if nothing was written since the last time. Raises StorageFileError.
+        """
+        if self._is_clean:
+            return
+        with self._translate_errors("written"):
+            self._writer.execute("VACUUM")
+            is_busy = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        self._check_not_deleted()
+        self._rows_in_wal, self._is_clean = 0, not is_busy
+        if is_busy:
+            raise StorageFileError(
+                f"{self.path} cannot be erased: another program reads it: stop that one, or wait for its end"
+            )
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         writer = self._writer
+        self._is_clean = False
         writer.execute("BEGIN IMMEDIATE")
         try:
             yield writer

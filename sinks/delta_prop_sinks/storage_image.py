@@ -115,8 +115,10 @@ class TableColumns:
                     extras[row] = extra
         forms = self._forms[start:end].copy()
         vectors = None if self._matrix is None else self._matrix[start:end].copy()
+        if vectors is not None:
+            vectors[forms != VECTOR] = 0  # their rows of the matrix still have numbers of deleted vectors
         if table.releases != self._releases:
-            raise ImageError(f"a vector of namespace {self.namespace!r} was evicted meanwhile")
+            raise ImageError(f"a vector of namespace {self.namespace!r} was evicted or removed meanwhile")
         if not live.all():
             live_rows = live.nonzero()[0]
             new_row = {row: new for new, row in enumerate(live_rows.tolist())}
@@ -138,6 +140,13 @@ def new_image_name() -> bytes:
 def image_path(storage_path: Path, image: bytes) -> Path:
     """Return the path of an image of a storage file."""
     return storage_path.with_name(f"{storage_path.name}-image-{image.hex()[:16]}")
+
+
+def remove_all_images(storage_path: Path) -> None:
+    """Remove all images of a storage file, durably. Raises OSError."""
+    for path in storage_path.parent.glob(f"{glob.escape(storage_path.name)}-image-*"):
+        path.unlink()
+    sync_folder(storage_path.parent)
 
 
 def remove_images(storage_path: Path, keep: bytes | None) -> None:

@@ -336,6 +336,16 @@ def fold_leading(
     return core_mode.core.fold_rows(tables, logged.batch.raw, (logged.offset, logged.lamport), rows, adds)
 
 
+def tombstones_before(table: VectorTable, start: int, end: int, offset: int) -> list[str]:
+    """Return the ids of tombstones in slots from `start` to below `end`, whose last delta has an offset below
+    `offset`, or an unknown one.
+    """
+    heads = table.heads[start:end]
+    is_expired = (table.forms[start:end] == ABSENT) & (heads[:, LAMPORT] != NO_LAMPORT)
+    is_expired &= heads[:, OFFSET] < offset
+    return [str(table.slots.id(start + slot)) for slot in is_expired.nonzero()[0].tolist()]
+
+
 def state_of(table: VectorTable, slot: int) -> VectorState:
     """Return a slot's state as an independent value."""
     form = int(table.forms[slot])

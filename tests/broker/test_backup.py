@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from delta_prop_broker.catalogue.store import PLACE_OF_DEFAULT
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.readonly import backup
-from delta_prop_broker.readonly.backup import BackupFailed, BackupReport, copy_log
+from delta_prop_broker.readonly.backup import BackupFailed, BackupReport, copy_directory
 from delta_prop_broker.readonly.inspect import inspect
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
@@ -31,15 +32,15 @@ SETTINGS = replace(COMPRESSED, retention_bytes=20_000)
 def run_backup(
     source: Disk, target: Disk, *, epoch_step: bytes = b"\x06\0", pauses: list[float] | None = None
 ) -> BackupReport:
-    return copy_log(
+    reports = copy_directory(
         source,
         target,
-        DIRECTORY,
         files=("cursors",),
         directories=("groups", "set-aside"),
         randomness=FixedRandomness(epoch_step),
         pause=(pauses if pauses is not None else []).append,
     )
+    return reports[PLACE_OF_DEFAULT]
 
 
 class HookedDisk:

@@ -110,6 +110,15 @@ def test_creation_is_refused_where_it_would_hide_or_exceed_something() -> None:
         create(replace(catalogue, last_id=STREAM_ID_MAX), "more")
 
 
+def test_quotas_are_stored_with_the_stream_and_not_settings_of_its_logs() -> None:
+    catalogue = create(Catalogue(), "orders", bytes_in_s=1_000_000, rows_out_s=2.5)
+    settings = Catalogue.unpack(catalogue.pack()).require("orders").settings
+    expected = {"bytes_in_s": 1_000_000, "rows_in_s": None, "bytes_out_s": None, "rows_out_s": 2.5}
+    assert settings.quotas() == expected
+    assert settings.log_settings(LogSettings()) == LogSettings()
+    assert settings.changed({"bytes_in_s": None}).to_json() == {"rows_out_s": 2.5}
+
+
 def test_alter_changes_only_what_is_given() -> None:
     catalogue = create(Catalogue(), "orders", retention_s=60.0, compact=True)
     altered = catalogue.alter("orders", {"compact": None, "retention_bytes": 5_000_000}).require("orders")
@@ -126,6 +135,11 @@ def test_alter_changes_only_what_is_given() -> None:
         ({"retention_s": -1}, "above 0"),
         ({"compress": "sometimes"}, "compress"),
         ({"compact": "no"}, "true or false"),
+        ({"bytes_in_s": 0}, "bytes_in_s = 0: give a number above 0"),
+        ({"rows_out_s": -1.5}, "rows_out_s = -1.5: give"),
+        ({"rows_in_s": True}, "rows_in_s = True: give"),
+        ({"bytes_out_s": "1"}, "bytes_out_s = '1': give"),
+        ({"bytes_out_s": float("inf")}, "bytes_out_s = inf: give"),
     ):
         with pytest.raises(UsageError, match=words):
             catalogue.alter("orders", changes)

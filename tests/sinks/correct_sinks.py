@@ -128,6 +128,11 @@ class Target:
         self.states.update(states)
         self.next_offset, self.lamport = next_offset, lamport
 
+    def remove(self, refs: Sequence[Ref]) -> None:
+        self.operate()
+        for ref in refs:
+            self.states.pop(ref, None)
+
     def begin_rebuild(self) -> None:
         self.operate()
         self.rebuilding, self.next_states = True, {}
@@ -328,6 +333,27 @@ class Store(Plain):
         if was_open:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
                 await self.flush_or_raise()
+
+
+class Forgetting(Store):
+    """Removes tombstones from its target at once; it first writes all rows, and so its cursor."""
+
+    name = "forgetting"
+
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        super().take_row(delivery, row)
+        ref = (delivery.batch.namespaces[row], delivery.batch.keys[row])
+        self.target.last_offsets[ref] = delivery.first_offset + row
+
+    async def forget(self, erased: Sequence[Ref], before: int) -> None:
+        await self.flush_or_raise()
+        refs = [ref for ref, state in self.states.items() if self.must_go(ref, state, erased, before)]
+        await self.call_target(lambda: self.target.remove(refs))
+        for ref in refs:
+            del self.states[ref]
+
+    def must_go(self, ref: Ref, state: VectorState, erased: Sequence[Ref], before: int) -> bool:
+        return not state.alive and (ref in erased or self.target.last_offsets.get(ref, -1) < before)
 
 
 class Through(Store):

@@ -111,6 +111,10 @@ class Pair:
         await self.index.apply(deliveries)
         await self.storage.apply(deliveries)
 
+    async def forget(self, erased: Sequence[tuple[str, str]], before: int) -> None:
+        await self.index.forget(erased, before)
+        await self.storage.forget(erased, before)
+
     async def aclose(self) -> None:
         try:
             await self.index.aclose()
@@ -185,7 +189,7 @@ def test_cache_conforms(mode: Any, entries_max: int) -> None:
 
 
 def test_cache_that_loads_from_a_source_conforms() -> None:
-    plain = Plain()
+    plain, last_offsets = Plain(), dict[tuple[str, str], int]()
 
     class Cache(CacheSink):
         """A cache whose loader's source gets every delivery first."""
@@ -196,7 +200,17 @@ def test_cache_that_loads_from_a_source_conforms() -> None:
 
         async def apply(self, deliveries: Sequence[Delivery]) -> None:
             await plain.apply(deliveries)
+            for delivery in deliveries:
+                for row in plain.rows(delivery):
+                    ref = (delivery.batch.namespaces[row], delivery.batch.keys[row])
+                    last_offsets[ref] = delivery.first_offset + row
             await super().apply(deliveries)
+
+        async def forget(self, erased: Sequence[tuple[str, str]], before: int) -> None:
+            for ref, state in list(plain.states.items()):
+                if not state.alive and (ref in erased or last_offsets[ref] < before):
+                    del plain.states[ref]
+            await super().forget(erased, before)
 
         async def begin_rebuild(self, offset: int) -> None:
             plain.states.clear()

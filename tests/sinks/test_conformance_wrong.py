@@ -14,11 +14,17 @@ from delta_prop_sinks import CallbackSink, ContractViolation, check_sink
 from delta_prop_sinks.conformance import RULES
 from delta_prop_wire.delta import Delta, delete
 from delta_prop_wire.errors import UsageError
-from tests.sinks import wrong_blocking, wrong_forwarded, wrong_rebuilds, wrong_sinks
-from tests.sinks.correct_sinks import Plain, Prompt, Store, Target, Through
+from tests.sinks import wrong_blocking, wrong_forgetting, wrong_forwarded, wrong_rebuilds, wrong_sinks
+from tests.sinks.correct_sinks import Forgetting, Plain, Prompt, Store, Target, Through
 from tests.sinks.wrong_sinks import HangsInsideAShield, HangsWhenClosed
 
-WRONG = (*wrong_sinks.WRONG, *wrong_rebuilds.WRONG, *wrong_forwarded.WRONG, *wrong_blocking.WRONG)
+WRONG = (
+    *wrong_sinks.WRONG,
+    *wrong_rebuilds.WRONG,
+    *wrong_forgetting.WRONG,
+    *wrong_forwarded.WRONG,
+    *wrong_blocking.WRONG,
+)
 
 
 def complaint_about(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> str:
@@ -39,7 +45,7 @@ def complaint_about(kind: type[Plain], backend: Literal["asyncio", "trio"] = "as
 
 
 def test_correct_sinks_conform(full: bool) -> None:
-    for kind in (Prompt, Store, *((Plain, Through) if full else ())):
+    for kind in (Prompt, Store, Forgetting, *((Plain, Through) if full else ())):
         assert not complaint_about(kind), kind
 
 

@@ -65,7 +65,13 @@ from delta_prop_wire.header import pack_header
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.state_rows import StateRow, encode_states
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
+from delta_prop_wire.stream_requests import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    EraseVector,
+    TruncateStream,
+)
 from delta_prop_wire.topics import Topic
 from tests.wire.control_batches import control_batch
 
@@ -162,6 +168,10 @@ SAMPLES: dict[str, Frame] = {
         response=Welcome(
             features=("zstd",), origins=(OriginGrant(ORIGIN, 1, 4),), log=CURSOR, level=AckLevel.DURABLE
         ),
+    ),
+    "answer to hello, with the address of the server": Ack(
+        correlation_id=1,
+        response=Welcome(log=CURSOR, level=AckLevel.LOGGED, address="facts.example.net:7373"),
     ),
     "hello that says nothing": Subscribe(1, Hello()),
     "hello of a forwarder": Subscribe(
@@ -341,6 +351,7 @@ SAMPLES: dict[str, Frame] = {
     ),
     "delete a stream": Subscribe(13, DeleteStream("events", dry_run=True)),
     "truncate a stream": Subscribe(14, TruncateStream("events", 4711, 1)),
+    "erase a vector": Subscribe(15, EraseVector("events", "people:ada", "people", 5_000)),
     "nack of a later version": Nack(0, ErrorCode(999), "what only a later version knows", retry_after_ms=50),
     "heartbeat of a server": Heartbeat(3, sent_us=7_000_000, processed=20),
     "unsubscribe": Unsubscribe(3, 1),

@@ -52,7 +52,13 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.packing import U64_MAX
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.stamp import Stamp
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
+from delta_prop_wire.stream_requests import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    EraseVector,
+    TruncateStream,
+)
 from delta_prop_wire.topics import ALL, Topic
 
 
@@ -201,6 +207,7 @@ REQUESTS = st.one_of(
     st.builds(AlterStream, NAME, SETTINGS, st.booleans()),
     st.builds(DeleteStream, NAME, st.booleans()),
     st.builds(TruncateStream, NAME, OFFSETS, U16, st.booleans()),
+    st.builds(EraseVector, NAME, NAME, st.none() | NAME, U32, st.booleans()),
 )
 FRAMES = st.one_of(
     st.builds(

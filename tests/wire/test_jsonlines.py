@@ -130,6 +130,12 @@ def test_field_names_of_the_protocol_are_accepted(fields: dict[str, Any], operat
     assert delta_from_line(to_line(delta)) == delta
 
 
+def test_partition_follows_the_offset_and_is_ignored_on_reading() -> None:
+    line = to_line(FULL, 17, 3)
+    assert line.startswith('{"offset": 17, "partition": 3, "vector_id"')
+    assert delta_from_line(line) == FULL
+
+
 def test_offset_is_written_first_and_ignored_on_reading() -> None:
     line = to_line(FULL, 17)
     assert line.startswith('{"offset": 17, "vector_id"')

@@ -39,8 +39,14 @@ from delta_prop_wire.requests import (
     join_pages,
     known_requests,
 )
-from delta_prop_wire.spec import COUNTER_MAX, CRC_BYTES, ErrorCode, FrameType
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
+from delta_prop_wire.spec import COUNTER_MAX, CRC_BYTES, VECTOR_ID_BYTES_MAX, ErrorCode, FrameType
+from delta_prop_wire.stream_requests import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    EraseVector,
+    TruncateStream,
+)
 from tests.wire.sealing import frame_with_checksum
 
 CURSOR = Cursor(bytes(16), 3, 42)
@@ -50,12 +56,14 @@ CHANGES: dict[str, Request] = {
     "alter_stream": AlterStream("events", {}),
     "delete_stream": DeleteStream("events"),
     "truncate_stream": TruncateStream("events", 0),
+    "erase_vector": EraseVector("events", "v"),
 }
 REQUIRED: dict[str, dict[str, Any]] = {
     "create_stream": {"name": "events"},
     "alter_stream": {"name": "events", "settings": {}},
     "delete_stream": {"name": "events"},
     "truncate_stream": {"name": "events", "before": 0},
+    "erase_vector": {"name": "events", "vector_id": "v"},
     "describe": {},
 }
 FULL_SETTINGS = {
@@ -113,6 +121,7 @@ def test_missing_field_of_a_stream_request_is_named(request_name: str, field: st
         ),
         DeleteStream(NAME, True),
         TruncateStream(NAME, COUNTER_MAX, U16_MAX, True),
+        EraseVector(NAME, "v" * VECTOR_ID_BYTES_MAX, "n" * 255, U32_MAX, True),
         Describe(NAME),
     ],
 )
@@ -161,6 +170,8 @@ INVALID_FLAGS = [0, 1, "yes"]
         *(("create_stream", "if_not_exists", value) for value in INVALID_FLAGS),
         *(("create_stream", "partitions", value) for value in (0, -1, (1 << 16) + 1, "2", 2.0, True)),
         *(("truncate_stream", "before", value) for value in (-1, COUNTER_MAX + 1, "0", 1.0, True)),
+        *(("erase_vector", "vector_id", value) for value in ("v" * (VECTOR_ID_BYTES_MAX + 1), 1, None)),
+        *(("erase_vector", "timeout_ms", value) for value in (-1, U32_MAX + 1, "0")),
         *(("truncate_stream", "partition", value) for value in (-1, 1 << 16, "0")),
     ],
 )

@@ -35,6 +35,13 @@ class CreditWindow:
         """The credit left, neither part below 0; None if unbounded."""
         return None if self._unbounded else Credit(max(self._deltas, 0), max(self._bytes, 0))
 
+    def bounded(self, budget: Credit) -> CreditWindow:
+        """Return a window with the smaller ones of the credit left and of a budget."""
+        remaining = self.remaining
+        if remaining is None:
+            return CreditWindow(budget)
+        return CreditWindow(Credit(min(remaining.deltas, budget.deltas), min(remaining.bytes, budget.bytes)))
+
     def spend(self, delta_count: int, size: int) -> None:
         """Charge a sent frame of `delta_count` deltas and `size` bytes."""
         self._deltas -= delta_count

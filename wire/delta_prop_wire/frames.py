@@ -18,7 +18,13 @@ import numpy as np
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
+from delta_prop_wire.stream_requests import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    EraseVector,
+    TruncateStream,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,12 +116,14 @@ class Welcome:
     """The answer to a hello: the server's optional features, and where each origin continues.
 
     `log`: the log's id, epoch and next offset. `level`: the highest ack level that the server grants.
+    `address`: host:port by which other clients reach the server, if its operator has given one.
     """
 
     features: tuple[str, ...] = ()
     origins: tuple[OriginGrant, ...] = ()
     log: Cursor | None = None
     level: AckLevel | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,13 +582,14 @@ class StreamDescription:
 class Description:
     """The answer to Describe, and to a change of a stream, with that stream only.
 
-    `requests`: the newest known version of each request, by its name.
+    `requests`: the newest known version of each request, by its name. `address`: as in a welcome.
     """
 
     streams: tuple[StreamDescription, ...]
     requests: Mapping[str, int]
     features: tuple[str, ...] = ()
     level: AckLevel | None = None
+    address: str | None = None
 
 
 class UnknownRequest(NamedTuple):
@@ -590,7 +599,7 @@ class UnknownRequest(NamedTuple):
     version: int
 
 
-StreamChange = CreateStream | AlterStream | DeleteStream | TruncateStream
+StreamChange = CreateStream | AlterStream | DeleteStream | TruncateStream | EraseVector
 Request = Hello | Subscription | Decide | Get | FindOffsets | Describe | StreamChange | UnknownRequest
 Response = Welcome | Subscribed | JobStatus | Fact | FoundOffsets | Description
 

@@ -34,8 +34,8 @@ LINE_BYTES_MAX = 8 * DELTA_BYTES_MAX
 def delta_from_line(line: str | bytes | Mapping[str, Any]) -> Delta:
     """Parse one line (or take its parsed object) and validate it. Raises InvalidDelta with field and fix.
 
-    A null field counts as absent; `offset`, which `subscribe` adds, is ignored. A line may also use
-    the names of the protocol's Delta map, `values` and `data`, for an operation's field.
+    A null field counts as absent; `offset` and `partition`, which `subscribe` adds, are ignored. A line may
+    also use the names of the protocol's Delta map, `values` and `data`, for an operation's field.
     """
     fields = dict(line) if isinstance(line, Mapping) else _parse_line(line)
     kind = _parse_kind(fields.get("op"))
@@ -72,9 +72,11 @@ def _build_delta(kind: int, fields: dict[str, Any]) -> Delta:
     return delta
 
 
-def delta_to_json(delta: Delta, offset: int | None = None) -> dict[str, Any]:
+def delta_to_json(delta: Delta, offset: int | None = None, partition: int | None = None) -> dict[str, Any]:
     """Return the object of a line, without fields that have their default."""
     fields: dict[str, Any] = {} if offset is None else {"offset": offset}
+    if partition is not None:
+        fields["partition"] = partition
     fields |= {"vector_id": delta.vector_id, "namespace": delta.namespace}
     fields |= {"op": kind_name(delta.operation.kind), **_format_payload(delta.operation)}
     optional = {
@@ -93,9 +95,9 @@ def delta_to_json(delta: Delta, offset: int | None = None) -> dict[str, Any]:
     return fields | {name: value for name, value in optional.items() if value is not None}
 
 
-def to_line(delta: Delta, offset: int | None = None) -> str:
+def to_line(delta: Delta, offset: int | None = None, partition: int | None = None) -> str:
     """Return the line without a line end; characters beyond ASCII are not escaped."""
-    return json.dumps(delta_to_json(delta, offset), ensure_ascii=False, allow_nan=False)
+    return json.dumps(delta_to_json(delta, offset, partition), ensure_ascii=False, allow_nan=False)
 
 
 _PAYLOADS: dict[int, tuple[str, ...]] = {
@@ -121,7 +123,7 @@ _FIELD_ALIASES: dict[int, str] = {
 }
 """By kind: what a Delta map (docs/protocol.md) calls the operation's field, if lines call it otherwise."""
 _FIELDS = frozenset(
-    {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
+    {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset", "partition"}
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
 )
 ABSENT_TEXT = "absent"

@@ -28,7 +28,13 @@ from delta_prop_wire.frames import (
     Unsubscribe,
 )
 from delta_prop_wire.spec import Attribute, ErrorCode, FrameType
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
+from delta_prop_wire.stream_requests import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    EraseVector,
+    TruncateStream,
+)
 
 UNAUTHORIZED_TEXT = "no token that allows this: send a hello with one that does"
 """The text of every UNAUTHORIZED refusal, which does not disclose the reason."""
@@ -186,6 +192,7 @@ _KIND_OF_REQUEST: dict[type, MessageKind] = {
     AlterStream: MessageKind.QUERY,
     DeleteStream: MessageKind.QUERY,
     TruncateStream: MessageKind.QUERY,
+    EraseVector: MessageKind.QUERY,
 }
 
 

@@ -71,7 +71,13 @@ from delta_prop_wire.packing import (
     uint,
 )
 from delta_prop_wire.spec import BATCH_ROWS_MAX, COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
-from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStream, TruncateStream
+from delta_prop_wire.stream_requests import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    EraseVector,
+    TruncateStream,
+)
 from delta_prop_wire.topics import Topic
 
 ORIGINS_MAX = 1024
@@ -446,6 +452,7 @@ _WELCOME = (
     _Member("origins", list_of(_read_grant, ORIGINS_MAX), (), list),
     _Member("log", read_cursor, None),
     _Member("level", one_of(AckLevel), None, int),
+    _Member("address", read_name, None),
 )
 _SUBSCRIPTION = (
     _Member("subscription", read_u32),
@@ -526,6 +533,12 @@ _TRUNCATE_STREAM = (
     _Member("partition", read_u16, 0, is_sparse=True),
     _DRY_RUN,
 )
+_ERASE_VECTOR = (
+    _STREAM_NAME,
+    *_GET,
+    _Member("timeout_ms", read_u32, 30_000),
+    _DRY_RUN,
+)
 _DESCRIBE = (
     _Member("stream", _read_stream_name, None),
     _Member("ranges", flag, False, is_sparse=True),
@@ -540,6 +553,7 @@ _DESCRIPTION = (
     _Member("requests", _read_versions, {}, dict),
     _Member("features", _read_features, (), list),
     _Member("level", one_of(AckLevel), None, int),
+    _Member("address", read_name, None),
 )
 _CODECS = (
     _RequestCodec("hello", _MapCodec(Hello, _HELLO), _MapCodec(Welcome, _WELCOME)),
@@ -558,6 +572,9 @@ _CODECS = (
     ),
     _RequestCodec(
         "truncate_stream", _MapCodec(TruncateStream, _TRUNCATE_STREAM), _MapCodec(Description, _DESCRIPTION)
+    ),
+    _RequestCodec(
+        "erase_vector", _MapCodec(EraseVector, _ERASE_VECTOR), _MapCodec(Description, _DESCRIPTION)
     ),
     # The last codec of a response gives its name: a description is always one of "describe".
     _RequestCodec("describe", _MapCodec(Describe, _DESCRIBE), _MapCodec(Description, _DESCRIPTION)),

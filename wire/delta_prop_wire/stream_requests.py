@@ -50,3 +50,17 @@ class TruncateStream:
     before: int
     partition: int = 0
     dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EraseVector:
+    """A request to erase a vector of a stream from all files. `namespace`: None for the default one.
+
+    The answer comes once that is done; a refusal after `timeout_ms`.
+    """
+
+    name: str
+    vector_id: str
+    namespace: str | None = None
+    timeout_ms: int = 30_000
+    dry_run: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from typing import Any
 
 from delta_prop_broker.log.settings import LogSettings
@@ -15,6 +16,8 @@ DEFAULT_STREAM, DEFAULT_ID = "default", 0
 NAME_CHARACTERS_MAX = 249
 PARTITIONS_MAX = 1 << 16
 """As many as the partition number of an origin, which has 16 bits."""
+QUOTAS = ("bytes_in_s", "rows_in_s", "bytes_out_s", "rows_out_s")
+"""The settings of a stream that are no settings of its logs."""
 INTERNAL_PREFIX = "_"
 """Names with this prefix belong to the service."""
 
@@ -25,22 +28,38 @@ _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_CHARACTERS_MAX}}}")
 class StreamSettings:
     """Settings of a stream; None: as the service has them.
 
-    All as in `LogSettings`; `retention_bytes` is that of each partition.
+    The first ones as in `LogSettings`; `retention_bytes` is that of each partition. The others are quotas of
+    all partitions together, in amounts per second: what clients send (`in`) and get (`out`); None for no
+    limit.
     """
 
     retention_s: float | None = None
     retention_bytes: int | None = None
     compact: bool | None = None
     compress: str | None = None
+    tombstone_retention_s: float | None = None
+    bytes_in_s: float | None = None
+    rows_in_s: float | None = None
+    bytes_out_s: float | None = None
+    rows_out_s: float | None = None
 
     def __post_init__(self) -> None:
+        for name, given in self.quotas().items():
+            is_number = isinstance(given, int | float) and not isinstance(given, bool)
+            if not (given is None or (is_number and 0 < given < inf)):
+                raise UsageError(f"{name} = {given!r:.40}: give a number above 0")
         if self.compact not in (None, True, False):
             raise UsageError(f"compact = {self.compact!r:.40}: give true or false")
         self.log_settings(LogSettings())
 
     def log_settings(self, service: LogSettings) -> LogSettings:
         """Return the settings of a partition's log; `service`: those of the service. Raises UsageError."""
-        return replace(service, **self.to_json())
+        given = self.to_json()
+        return replace(service, **{name: value for name, value in given.items() if name not in QUOTAS})
+
+    def quotas(self) -> dict[str, float | None]:
+        """Return the quotas by name; None where there is none."""
+        return {name: getattr(self, name) for name in QUOTAS}
 
     def changed(self, changes: dict[str, Any]) -> StreamSettings:
         """Return the settings with changes, by name; None resets one to the service's. Raises UsageError."""

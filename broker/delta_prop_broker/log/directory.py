@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 from delta_prop_broker.corruption import LogCorrupted, add_directory_to_errors
 from delta_prop_broker.log.data_directory import DataDirectory
 from delta_prop_broker.log_clock import ClockJump, LogClock
+from delta_prop_broker.recovery.checkpoints import PART_SUFFIX
+from delta_prop_broker.recovery.checkpoints import SUFFIX as CHECKPOINT_SUFFIX
 from delta_prop_broker.recovery.recovery import RecoveryResult, recover
 from delta_prop_broker.segments.identity import Randomness, write_identity
-from delta_prop_broker.segments.paths import IDENTITY, TIME
-from delta_prop_broker.segments.reserve import report_full_disk
-from delta_prop_broker.segments.segment import Segment, Segments
+from delta_prop_broker.segments.paths import IDENTITY, TEMPORARY, TIME
+from delta_prop_broker.segments.reserve import Reserve, report_full_disk
+from delta_prop_broker.segments.segment import NAME_DIGITS, Segment, Segments
 from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 
 if TYPE_CHECKING:
@@ -116,12 +118,9 @@ class LogDirectory:
         randomness: Randomness,
     ) -> None:
         """Use `open`."""
-        self.disk, self.path, self.name = data.disk, path, name
-        self.open_logs = data.open_logs
-        self.open_logs.add(path)
-        self.owned_data: DataDirectory | None = None
-        """The data directory to close with this one; None if others use it too."""
-        self.reserve = data.reserve
+        self.data, self.path, self.name = data, path, name
+        data.open_logs.add(path)
+        self.owns_data = False  # True: the data directory closes with this one
         self.is_writable = data.is_writable
         self.identity = recovered.identity
         self.checkpoints = recovered.checkpoints
@@ -129,6 +128,16 @@ class LogDirectory:
         self.recoveries = 0
         self._made_by = settings.made_by
         self._randomness = randomness
+
+    @property
+    def disk(self) -> Disk:
+        """The disk of the data directory."""
+        return self.data.disk
+
+    @property
+    def reserve(self) -> Reserve:
+        """The disk space for writes that must succeed on a full disk."""
+        return self.data.reserve
 
     @classmethod
     def open(
@@ -190,11 +199,19 @@ class LogDirectory:
             self.write_times(times)
         self.recovery_point.write_clean(synced, start)
 
+    def has_files_of(self, end: int) -> bool:
+        """Return True if a segment or snapshot has rows below `end`, or a file is being written."""
+        names = self.disk.list(self.path)
+        stems = [name[:NAME_DIGITS] for name in names if not name.endswith((CHECKPOINT_SUFFIX, PART_SUFFIX))]
+        return any(int(stem) < end for stem in stems if stem.isdecimal()) or any(
+            name.endswith(TEMPORARY) for name in names
+        )
+
     def close(self) -> None:
         """Close the recovery point, and the data directory if it is owned, unless that was done before."""
-        self.open_logs.discard(self.path)
+        self.data.open_logs.discard(self.path)
         was_writable, self.is_writable = self.is_writable, False
         if was_writable and self.recovery_point is not None:
             self.recovery_point.close()
-        if self.owned_data is not None:
-            self.owned_data.close()
+        if self.owns_data:
+            self.data.close()

@@ -12,7 +12,7 @@ retention. A recovery in place replaces those that hold files or positions in th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import LogCorrupted
@@ -22,6 +22,7 @@ from delta_prop_broker.log.capacity import Capacity, FreeSpace
 from delta_prop_broker.log.data_directory import DataDirectory
 from delta_prop_broker.log.directory import LogDirectory, Times
 from delta_prop_broker.log.retention import Retention
+from delta_prop_broker.log.statistics import DurableLogStatistics
 from delta_prop_broker.log.stored_batches import Tail
 from delta_prop_broker.log.writing import Commit, CommitQueue, GroupCommits, LogAppender, LogMarks
 from delta_prop_broker.log_clock import Clock, LogClock
@@ -30,7 +31,7 @@ from delta_prop_broker.recovery.recovery import RecoveryReport, RecoveryResult
 from delta_prop_broker.retention.compaction import Compaction
 from delta_prop_broker.retention.holders import Holders
 from delta_prop_broker.retention.segment_compression import SegmentCompression
-from delta_prop_broker.retention.snapshot import Snapshot
+from delta_prop_broker.retention.snapshot import Snapshot, sort_key
 from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
 from delta_prop_broker.segments import preallocation
 from delta_prop_broker.segments.frames import FrameLocation
@@ -46,45 +47,6 @@ from delta_prop_wire.stamp import DEFAULT_LOG, LogName, unpack_stamp
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.settings import LogSettings
-
-
-@dataclass(frozen=True, slots=True)
-class DurableLogStatistics:
-    """Offsets, contents and bounds of a log; names with `bytes` are sizes in bytes, other counts are numbers.
-
-    `written`, `synced`: offsets up to which rows are written, or synced. `refused`: number of refused
-    appends; `held_by`: the slowest holder; `reopened`: number of recoveries in place. `time_us`: log time, in
-    microseconds since 1970; `clock_ahead_s`: seconds by which the wall clock is ahead of it; `clock_jumps`:
-    jumps of the wall clock since the log was opened.
-    """
-
-    start_offset: int
-    next_offset: int
-    written: int
-    synced: int
-    high_watermark: int
-    segments: int
-    compressed_segments: int
-    bytes: int
-    bytes_max: int
-    unwritten_bytes: int
-    tail_bytes: int
-    commits: int
-    syncs_skipped: int
-    removed_segments: int
-    indexes_rebuilt: int
-    refused: int
-    held_by: str | None
-    reopened: int
-    reserve_bytes: int
-    snapshot_offset: int | None
-    snapshot_rows: int
-    snapshot_bytes: int
-    snapshots_made: int
-    compacting: bool
-    time_us: int
-    clock_ahead_s: float
-    clock_jumps: int
 
 
 _DURABLE = int(AckLevel.DURABLE)
@@ -129,7 +91,7 @@ class DurableLog:
             disk, self.clock, directory.reserve, bytes_min=settings.free_bytes_min, read_only=read_only
         )
         self._capacity = Capacity(settings, free_space, self.commit_queue, self._retention)
-        tail = Tail(end, bytes_max=settings.tail_bytes_max, open_logs=directory.open_logs)
+        tail = Tail(end, bytes_max=settings.tail_bytes_max, open_logs=directory.data.open_logs)
         self.sendfile_pool = SendfilePool(disk, segments, marks)
         self._appender, self._commits = self._create_writers(recovered, tail)
 
@@ -171,7 +133,7 @@ class DurableLog:
         except BaseException:
             data.close()
             raise
-        log._directory.owned_data = data
+        log._directory.owns_data = True
         return log, report
 
     @classmethod
@@ -220,7 +182,7 @@ class DurableLog:
         tail = Tail(
             recovered.next_offset,
             bytes_max=self.settings.tail_bytes_max,
-            open_logs=self._directory.open_logs,
+            open_logs=self._directory.data.open_logs,
         )
         self.sendfile_pool.resume(recovered.segments)
         self._appender, self._commits = self._create_writers(recovered, tail)
@@ -550,9 +512,12 @@ class DurableLog:
         self._retention.holders.release(holder)
 
     def alter_retention(self, settings: LogSettings) -> None:
-        """Retain rows by `retention_s` and `retention_bytes` of these settings from now on."""
+        """Retain rows and tombstones as long, and as many, as in these settings from now on."""
         self.settings = replace(
-            self.settings, retention_s=settings.retention_s, retention_bytes=settings.retention_bytes
+            self.settings,
+            retention_s=settings.retention_s,
+            retention_bytes=settings.retention_bytes,
+            tombstone_retention_s=settings.tombstone_retention_s,
         )
         self._retention.alter(self.settings)
 
@@ -567,6 +532,33 @@ class DurableLog:
         if before == self.next_offset and self._can_write:
             self._appender.seal()
         self._retention.truncate(before)
+
+    def begin_erase(self, namespace: str, vector_id: str) -> None:
+        """Let no snapshot from now on have a tombstone of this vector, until `end_erase`."""
+        self._retention.planner.requested.erased.add(sort_key(namespace, vector_id))
+
+    def end_erase(self, namespace: str, vector_id: str) -> None:
+        """Let snapshots have tombstones of this vector again."""
+        self._retention.planner.requested.erased.discard(sort_key(namespace, vector_id))
+
+    def replace_rows(self) -> int:
+        """Seal the last segment, and have a snapshot replace all rows that there are now.
+
+        That happens in the background, once they are synced and no holder needs them. Return their end.
+        """
+        if self._can_write and self.active_segment_start < self.next_offset:
+            self._appender.seal()
+        self._retention.truncate(self.next_offset)
+        return self.next_offset
+
+    def has_files_of(self, end: int) -> bool:
+        """Return True if a segment or snapshot may have rows below `end`. For a thread. Raises OSError."""
+        return self._directory.has_files_of(end)
+
+    @property
+    def tombstones_below(self) -> int:
+        """The newest snapshot has no vectors that were deleted for good below this offset."""
+        return self._retention.planner.present.tombstones_below
 
     def retain(self) -> int:
         """Remove old segments, by size and age, unless a holder needs them; return their number.

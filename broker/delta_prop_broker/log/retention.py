@@ -63,7 +63,7 @@ class Retention:
 
     def truncate(self, before: int) -> None:
         """Let `retain` remove all segments that end up to this offset."""
-        self.planner.truncate_before = max(self.planner.truncate_before, before)
+        self.planner.requested.before = max(self.planner.requested.before, before)
 
     # --- shares and removal
 
@@ -93,7 +93,7 @@ class Retention:
         while self._can_remove(floor):
             oldest = self._segments.all[0]
             too_old = seen_us - oldest.seen_last_us > settings.retention_s * 1e6
-            is_truncated = oldest.end <= self.planner.truncate_before
+            is_truncated = oldest.end <= self.planner.requested.before
             if not (is_truncated or too_old or self.bytes > settings.retention_bytes or settings.compact):
                 break
             removed.append(self._remove())

@@ -28,7 +28,7 @@ _ABOVE_ZERO = (
     "checkpoint_frames",
     "checkpoint_bytes",
 )
-_AT_LEAST_ZERO = ("retention_bytes", "free_bytes_min", "reserve_bytes")
+_AT_LEAST_ZERO = ("retention_bytes", "free_bytes_min", "reserve_bytes", "tombstone_retention_s")
 SEGMENTS_MIN = 4
 """`bytes_max` holds at least this many segments, so that full ones can be removed beside the active one."""
 
@@ -44,7 +44,8 @@ class LogSettings:
     `free_bytes_min` stays free on the disk; `reserve_bytes` are allocated on it, for writes that must succeed
     on a full disk (0: none). `compact`: rows are compacted into a snapshot, the latest state of each vector,
     before they are removed; a delta stays uncompacted for `min_compaction_lag_s` (None: `retention_s`), the
-    window for time travel, as far as the bytes allow. Making a snapshot takes about
+    window for time travel, as far as the bytes allow. A snapshot keeps what is left of a deleted vector for
+    `tombstone_retention_s` at least, and at most about twice as long. Making a snapshot takes about
     `compact_memory_bytes_max` of memory. A segment is sealed at `segment_bytes_max` or `segment_s_max`.
     `unwritten_bytes_max`: what may be appended and not yet written; `tail_bytes_max`: newest batches in
     memory. `compress`: the codec of sealed segments, `none`, `lz4` or `zstd`. `made_by`: name of the program,
@@ -63,6 +64,7 @@ class LogSettings:
     reserve_bytes: int = 16 * MIB
     compact: bool = True
     min_compaction_lag_s: float | None = None
+    tombstone_retention_s: float = 24 * 3600.0
     compact_memory_bytes_max: int = 64 * MIB
     compress: Compress = "none"
     checkpoint_frames: int = 20_000

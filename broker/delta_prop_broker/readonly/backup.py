@@ -1,12 +1,15 @@
-"""Online backup: copies the synced part of a log to another disk while it is written to.
+"""Online backup: copies the synced parts of all logs of a directory while they are written to.
 
-Takes no lock and changes nothing in the source. The order makes the copy consistent:
+Each log is copied as of a moment of its own. A stream that is created or deleted meanwhile is not copied.
+
+Takes no lock and changes nothing in the source. The order makes the copy of a log consistent:
 1. the small files beside the log, which lag behind it;
 2. checkpoints and snapshots, so that they cover no row after the recovery point;
 3. the recovery point, up to which the log is copied;
 4. the segments, each read back and checked; if one is removed meanwhile, the copy starts again, but keeps the
    segments that it has;
-5. identity and recovery point of the copy, and last the format file, without which the copy is not a log.
+5. identity and recovery point of the copy; after all logs the catalogue, and last the format file, without
+   which the copy is not a data directory.
 
 From its end on, the history of a copy differs from that of the source. So the copy begins a new epoch there,
 higher by a random step, which the source will not have: a cursor beyond that end is never valid in both.
@@ -19,6 +22,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.catalogue.store import PLACE_OF_DEFAULT, place_of, read_catalogue, write_catalogue
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
 from delta_prop_broker.recovery.recovery_point import (
     RecoveryPoint,
@@ -35,7 +39,14 @@ from delta_prop_broker.segments.identity import (
     read_identity,
     write_identity,
 )
-from delta_prop_broker.segments.paths import FORMAT_PATH, IDENTITY, RECOVERY_POINT, STAGED, TEMPORARY
+from delta_prop_broker.segments.paths import (
+    CATALOGUE_PATH,
+    FORMAT_PATH,
+    IDENTITY,
+    RECOVERY_POINT,
+    STAGED,
+    TEMPORARY,
+)
 from delta_prop_broker.segments.segment import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -50,6 +61,8 @@ from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
+    from delta_prop_broker.catalogue.store import PartitionPlace
+    from delta_prop_broker.catalogue.stream import Stream
     from delta_prop_broker.disk import Disk, File
 
 TRIES = 100
@@ -67,7 +80,7 @@ class BackupFailed(DeltaPropError):
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """Contents of a copy: `segments` and `files` are numbers, `bytes` is the size of the segments.
+    """Contents of the copy of a log: `segments` and `files` are numbers, `bytes` is the size of the segments.
 
     `retries`: number of times that it started again because the source changed.
     """
@@ -85,28 +98,74 @@ class _SourceChanged(Exception):
     """The source has changed since the start of this attempt, so another attempt is needed."""
 
 
-def copy_log(
+def copy_directory(
     source: Disk,
     target: Disk,
-    directory: str,
     *,
     files: Sequence[str],
     directories: Sequence[str],
     randomness: Randomness,
     pause: Callable[[float], object],
-) -> BackupReport:
-    """Copy a log into an empty directory, durably.
+) -> dict[PartitionPlace, BackupReport]:
+    """Copy all logs of a data directory into an empty directory, durably.
 
-    Copies `files` if they exist, and all files in `directories` except locks. Raises UsageError (no log
-    there), LogCorrupted, FormatUnknown, BackupFailed, OSError; then the target is not a log.
+    Copies, of the readers of each log, `files` if they exist, and all files in `directories` except locks.
+    Raises UsageError (no log there), LogCorrupted, FormatUnknown, BackupFailed, OSError; then the target is
+    not a data directory.
     """
     if not check_format(source):
         raise UsageError(f"{source.name!r} holds no log to copy: name a data directory, or a copy of one")
-    backup = _Backup(source, target, directory, randomness)
+    catalogue = read_catalogue(source)
+    reports: dict[PartitionPlace, BackupReport] = {}
+    for stream in catalogue.streams.values():
+        for number in range(stream.partitions):
+            place = place_of(stream, number)
+            if place != PLACE_OF_DEFAULT and not _is_used(source, place.log_path):
+                continue
+            backup = _Backup(source, target, place, randomness)
+            report = _copy_log(backup, files, directories, pause, stream)
+            if report is None:
+                break
+            reports[place] = report
+    for stream in catalogue.streams.values():
+        if not _exists(source, stream):
+            catalogue = catalogue.delete(stream.name)  # the next start removes what was copied of it
+    if read_file(source, CATALOGUE_PATH) is not None:
+        write_catalogue(target, catalogue)
+    format_file = read_file(source, FORMAT_PATH)
+    assert format_file is not None
+    replace_file(target, FORMAT_PATH, [format_file])
+    return reports
+
+
+def _is_used(source: Disk, directory: str) -> bool:
+    """Return False for a partition that was never used, or is just being created."""
+    names = source.list(directory)
+    return RECOVERY_POINT in names or bool(segment_bases(names))
+
+
+def _exists(source: Disk, stream: Stream) -> bool:
+    """Return True while the stream is in the catalogue."""
+    found = read_catalogue(source).streams.get(stream.name)
+    return found is not None and found.stream_id == stream.stream_id
+
+
+def _copy_log(
+    backup: _Backup,
+    files: Sequence[str],
+    directories: Sequence[str],
+    pause: Callable[[float], object],
+    stream: Stream,
+) -> BackupReport | None:
+    """Copy a log, in several attempts if it changes; return None if its stream was deleted meanwhile."""
     for attempt in range(TRIES):
         try:
             return backup.run(files, directories, attempt)
-        except (_SourceChanged, FileNotFoundError) as error:
+        except (_SourceChanged, FileNotFoundError, LogCorrupted) as error:
+            if not _exists(backup.source, stream):
+                return None
+            if isinstance(error, LogCorrupted):
+                raise
             reason = error
             pause(PAUSE_S)
     raise BackupFailed(
@@ -118,21 +177,24 @@ def copy_log(
 class _Backup:
     """One running copy; sealed segments that an earlier attempt copied are not copied again."""
 
-    def __init__(self, source: Disk, target: Disk, directory: str, randomness: Randomness) -> None:
-        self._source = source
+    def __init__(self, source: Disk, target: Disk, place: PartitionPlace, randomness: Randomness) -> None:
+        self.source = source
         self._target = target
-        self._directory = directory
+        self._directory = place.log_path
+        self._state_path = place.state_path
         self._randomness = randomness
         self._copied: dict[int, Segment] = {}
         self._file_count = 0
 
     def run(self, files: Sequence[str], directories: Sequence[str], attempt: int) -> BackupReport:
-        self._make_directories(directories)
+        state = self._state_path
+        paths = [f"{state}/{path}" if state else path for path in directories]
+        self._make_directories(paths)
         self._file_count = 0
-        self._copy_small_files("", files)
-        for path in directories:
+        self._copy_small_files(state, files)
+        for path in paths:
             self._copy_small_files(
-                path, [name for name in self._source.list(path) if not name.endswith(".lock")]
+                path, [name for name in self.source.list(path) if not name.endswith(".lock")]
             )
         identity = self._read_identity()
         self._clear()
@@ -144,7 +206,7 @@ class _Backup:
             raise _SourceChanged("another process has opened it")
         if (
             start
-            and self._newest_snapshot(self._source) is not None
+            and self._newest_snapshot(self.source) is not None
             and (snapshot_offset is None or snapshot_offset < start)
         ):
             raise _SourceChanged("segments were removed that only a newer snapshot covers")
@@ -187,7 +249,7 @@ class _Backup:
 
     def _copy_states(self) -> int | None:
         """Copy checkpoints, snapshots and times; return the newest snapshot's offset."""
-        for name in self._source.list(self._directory):
+        for name in self.source.list(self._directory):
             if name not in (IDENTITY, RECOVERY_POINT) and not name.endswith(
                 (SUFFIX, INDEX_SUFFIX, TEMPORARY, STAGED)
             ):
@@ -201,7 +263,7 @@ class _Backup:
 
     def _copy_file(self, path: str) -> None:
         with (
-            closing(self._source.open(path, read_only=True)) as file,
+            closing(self.source.open(path, read_only=True)) as file,
             closing(self._target.open(path, create=True)) as target,
         ):
             target.truncate(0)
@@ -213,14 +275,14 @@ class _Backup:
 
     def _read_identity(self) -> Identity:
         path = f"{self._directory}/{IDENTITY}"
-        identity = read_identity(self._source, path)
+        identity = read_identity(self.source, path)
         if identity is None:
             raise LogCorrupted(path, "the file is missing")
         return identity
 
     def _read_recovery_point(self) -> RecoveryPoint:
         path = f"{self._directory}/{RECOVERY_POINT}"
-        file = open_recovery_point(self._source, path, read_only=True)
+        file = open_recovery_point(self.source, path, read_only=True)
         if file is None:
             raise LogCorrupted(path, "the file is missing: open the log for writing once")
         try:
@@ -237,7 +299,7 @@ class _Backup:
     def _copy_segments(self, recovery_point: RecoveryPoint) -> list[Segment]:
         """Copy all segments up to the recovery point; of the last one, the synced part."""
         bases = [
-            base for base in segment_bases(self._source.list(self._directory)) if base < recovery_point.synced
+            base for base in segment_bases(self.source.list(self._directory)) if base < recovery_point.synced
         ]
         ends = [*bases[1:], recovery_point.synced][: len(bases)]
         end_by_base = {base: end for base, end in zip(bases, ends, strict=True) if end > recovery_point.start}
@@ -265,7 +327,7 @@ class _Backup:
         Before segments are removed, the recovery point's `start` moves past them, so a `start` that has moved
         proves a removal. A recovery renames segments only briefly.
         """
-        names = self._source.list(
+        names = self.source.list(
             self._directory
         )  # before the recovery point, whose `start` then covers every removal
         oldest = next(iter(segment_bases(names)), None)
@@ -283,7 +345,7 @@ class _Backup:
         """Copy the frames below `end`, and check them in the copy."""
         segment, index = Segment(self._directory, base), SparseIndex(base)
         with (
-            closing(self._source.open(segment.path, read_only=True)) as source,
+            closing(self.source.open(segment.path, read_only=True)) as source,
             closing(self._target.open(segment.path, create=True)) as target,
         ):
             target.truncate(0)
@@ -315,7 +377,7 @@ class _Backup:
             self._target.remove(segment.index_path)
 
     def _complete(self, identity: Identity, recovery_point: RecoveryPoint) -> None:
-        """Write the identity, the recovery point and the format file, which make the copy a log."""
+        """Write the identity and the recovery point, which make the copy a log."""
         target, directory = self._target, self._directory
         write_identity(target, f"{directory}/{IDENTITY}", identity)
         file = open_recovery_point(target, f"{directory}/{RECOVERY_POINT}", create=True)
@@ -325,9 +387,6 @@ class _Backup:
         finally:
             file.close()
         target.sync_directory(directory)
-        format_file = read_file(self._source, FORMAT_PATH)
-        assert format_file is not None
-        replace_file(target, FORMAT_PATH, [format_file])
 
 
 def _copy_bytes(target: File, source: File, size: int) -> None:

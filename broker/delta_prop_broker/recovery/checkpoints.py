@@ -295,6 +295,15 @@ class Checkpoints:
         self.sweep(self._disk.list(self._directory))
         return written
 
+    def drop_older(self) -> None:
+        """Remove all checkpoints but the newest, with their part files; durable when it returns.
+
+        Raises OSError.
+        """
+        del self.stored[1:]
+        self.sweep(self._disk.list(self._directory))
+        self._disk.sync_directory(self._directory)
+
     def sweep(self, names: Sequence[str]) -> None:
         """Remove the checkpoints among these files that are not stored, and the part files without a use."""
         stored = {checkpoint.name for checkpoint in self.stored}

@@ -34,7 +34,14 @@ from delta_prop_broker.segments.identity import (
     write_format,
     write_identity,
 )
-from delta_prop_broker.segments.paths import FORMAT_PATH, IDENTITY, RECOVERY_POINT, STAGED, TEMPORARY
+from delta_prop_broker.segments.paths import (
+    DIRECTORY,
+    FORMAT_PATH,
+    IDENTITY,
+    RECOVERY_POINT,
+    STAGED,
+    TEMPORARY,
+)
 from delta_prop_broker.segments.preallocation import content_end
 from delta_prop_broker.segments.reserve import is_disk_full
 from delta_prop_broker.segments.segment import (
@@ -243,9 +250,10 @@ class _Recovery:
             raise UsageError(f"there is no log in {self._directory} of the data directory: name another one")
         if self._recovery_point.synced or any(self._size(Segment(self._directory, base)) for base in bases):
             raise LogCorrupted(path, "the file is missing, and there are deltas beside it")
-        # The format file is written even if there is one: the sync that makes it durable may have failed
-        # before.
-        write_format(self._disk, self._made_by)
+        # The first log writes the format file even if there is one, since the sync that makes it durable may
+        # have failed before. Several other logs may be created at a time, after the first.
+        if not self._has_format or self._directory == DIRECTORY:
+            write_format(self._disk, self._made_by)
         self._disk.make_directory(self._directory)
         parts = self._directory.split("/")
         for depth in range(len(parts)):

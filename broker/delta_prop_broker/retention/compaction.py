@@ -23,10 +23,12 @@ from delta_prop_broker.retention.snapshot import (
     SnapshotFacts,
     SnapshotWriter,
     open_snapshot,
+    present_snapshot,
     snapshot_offsets,
     snapshot_path,
 )
 from delta_prop_broker.retention.sorted_run import ChangeFolder, RunBuilder, SortedRun, SpillFile
+from delta_prop_broker.retention.tombstones import NO_AGE, NO_LIMIT, Forgotten, TombstoneLimit
 from delta_prop_broker.segments.frames import FrameLocation, FrameScanner
 from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_wire.control_rows import uses_dots
@@ -100,7 +102,8 @@ class Compaction:
     Call `step` until it returns True, or call `abort`. Each call may wait for the disk; only one may run at a
     time. `run_bytes_max`: memory for sorting, approximately; further rows are spilled to files, which the
     compaction removes at its end. `made`: the new snapshot, once `step` has returned True. `step` raises
-    OSError when less than `free_bytes_min` are free on the disk.
+    OSError when less than `free_bytes_min` are free on the disk. `tombstones`: those that the snapshot leaves
+    out.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Compaction:
         previous: int | None,
         run_bytes_max: int,
         free_bytes_min: int = 0,
+        tombstones: TombstoneLimit = NO_LIMIT,
     ) -> None:
         self.offset = segments[-1].end
         self.made = PresentSnapshot()
@@ -122,10 +126,9 @@ class Compaction:
         self._segments = segments
         self._runs = _SortedRuns(disk, snapshot_path(directory, self.offset))
         self._run_bytes_max = run_bytes_max
-        self._free_bytes_min = free_bytes_min
         self._writer: SnapshotWriter | None = None
         self._base: Snapshot | None = None
-        self._steps = self._work(previous)
+        self._steps = self._work(previous, tombstones, _DiskSpace(disk, free_bytes_min))
 
     def step(self) -> bool:
         """Continue for a few milliseconds; return True once the new snapshot is on stable storage.
@@ -159,7 +162,9 @@ class Compaction:
         """Number of runs that the rows were sorted in so far."""
         return self._runs.count
 
-    def _work(self, previous: int | None) -> Generator[None, None, None]:
+    def _work(
+        self, previous: int | None, limit: TombstoneLimit, space: _DiskSpace
+    ) -> Generator[None, None, None]:
         base = None
         if previous is not None:
             base = self._base = open_snapshot(self._disk, self._directory, previous)
@@ -175,12 +180,16 @@ class Compaction:
                 self._runs.drop()
                 reader = _SegmentReader(base, self._segments)
                 folder, in_order = ChangeFolder(), False
+        age = NO_AGE if base is None else base.facts.tombstones
+        age = age.next(self.offset, seen_us=limit.seen_us, old_us=limit.old_us)
         facts = SnapshotFacts(
-            self._log_id, self.offset, reader.begin, reader.time_us, reader.lamport, reader.chain_crc or 0
-        )
+            self._log_id, self.offset, reader.begin, reader.time_us, reader.lamport, reader.chain_crc or 0,
+            tombstones=age,
+        )  # fmt: skip
         writer = self._writer = SnapshotWriter(self._disk, self._directory, facts)
-        out, space = FrameBuilder(writer, states=True), _DiskSpace(self._disk, self._free_bytes_min)
-        for _ in Merge(() if base is None else base.frames(), self._runs.all, folder, out).run():
+        out = FrameBuilder(writer, states=True)
+        frames, forgotten = () if base is None else base.frames(), Forgotten(age.below, limit.erased)
+        for _ in Merge(frames, self._runs.all, folder, out, forgotten=forgotten).run():
             space.check(writer.bytes)
             yield
         out_of_order = folder.out_of_order + (0 if base is None else base.facts.out_of_order)
@@ -189,7 +198,7 @@ class Compaction:
             reader.watermarks.all(), alive=out.alive, out_of_order=out_of_order, unfolded=unfolded
         )
         self._writer = None
-        self.made = PresentSnapshot(snapshot.offset, snapshot.bytes, snapshot.rows)
+        self.made = present_snapshot(snapshot)
         snapshot.close()
         if base is not None:
             base.close()

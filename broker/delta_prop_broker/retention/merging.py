@@ -17,6 +17,7 @@ import numpy as np
 from delta_prop_broker.retention.raw_rows import (
     AS_CREATE,
     IGNORED,
+    OFFSET,
     ROW_BITS,
     ROW_MASK,
     FrameBuilder,
@@ -25,6 +26,7 @@ from delta_prop_broker.retention.raw_rows import (
 )
 from delta_prop_broker.retention.snapshot import FRAME_BYTES_MAX
 from delta_prop_broker.retention.sorted_run import Change, ChangeFolder, SortedRun, decode_changes
+from delta_prop_broker.retention.tombstones import KEEP_ALL, Forgotten
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Kind, Source
@@ -74,7 +76,7 @@ class ChangeInput:
 class Merge:
     """Merges states into `out`, in order, from the previous snapshot (`base`) and `runs`, in the log's order.
 
-    `keep_tombstones`: also write the vectors that were deleted before `base`.
+    `forgotten`: the tombstones to leave out, of those that `base` has, and of erased vectors.
     """
 
     def __init__(
@@ -84,14 +86,14 @@ class Merge:
         folder: ChangeFolder,
         out: FrameBuilder,
         *,
-        keep_tombstones: bool = False,
+        forgotten: Forgotten = KEEP_ALL,
     ) -> None:
         self._base = RowInput(base)
         self._run_rows = [RowInput(run.rows) for run in runs]
         self._changes = [ChangeInput(run.changes) for run in runs]
         self._folder = folder
         self._out = out
-        self._keep_tombstones = keep_tombstones
+        self._forgotten = forgotten
 
     def run(self) -> Iterator[None]:
         """Merge, in small steps. Raises LogCorrupted, OSError, Refused if a state is too large."""
@@ -161,8 +163,6 @@ class Merge:
                 self._overlay(source, end, frames, codes, refold_keys)
         folded_keys = {f"{row.namespace}\0{row.vector_id}" for row in folded}
         folded += [self._fold(key) for key in refold_keys if key not in folded_keys]
-        if not self._keep_tombstones:
-            self._drop_tombstones(frames, codes)
         ignored_counts = self._ignored_counts(ends, frames, codes)
         for frame_of_folded in _encode_frames(folded):
             first = len(frames) << ROW_BITS
@@ -172,6 +172,7 @@ class Merge:
             codes.update(
                 zip(frame_of_folded.keys, range(first, first + len(frame_of_folded.keys)), strict=True)
             )
+        self._drop_tombstones(frames, codes)
         if codes:
             keys = sorted(codes)
             spans = [(source.next_row, end) for source, end in ends if end > source.next_row]
@@ -206,14 +207,16 @@ class Merge:
             codes[key] = frame_code + row
 
     def _drop_tombstones(self, frames: list[RawRows], codes: dict[str, int]) -> None:
-        """Drop vectors that were deleted in the previous snapshot and have not changed since.
-
-        So a tombstone stays for one snapshot after the delta that deleted the vector.
-        """
-        base = self._base.frame
+        """Drop the forgotten vectors that are deleted: of the previous snapshot, or erased."""
+        forgotten, base = self._forgotten, self._base.frame
+        for key in forgotten.erased.intersection(codes):
+            location = codes[key] & (AS_CREATE - 1)
+            if frames[location >> ROW_BITS].kinds[location & ROW_MASK] == Kind.DELETE:
+                del codes[key]
         if not frames or frames[0] is not base or not base.batch.kinds_mask >> Kind.DELETE & 1:
             return
-        for row in np.flatnonzero(np.frombuffer(base.kinds, np.uint8) == Kind.DELETE).tolist():
+        is_deleted = np.frombuffer(base.kinds, np.uint8) == Kind.DELETE
+        for row in np.flatnonzero(is_deleted & (base.dots[:, OFFSET] < forgotten.below)).tolist():
             if codes.get(base.keys[row]) == row:
                 del codes[base.keys[row]]
 

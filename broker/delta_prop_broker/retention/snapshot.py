@@ -16,9 +16,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
+from delta_prop_broker.retention.tombstones import NO_AGE, TombstoneAge
 from delta_prop_broker.segments.frames import FrameScanner
 from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_broker.segments.segment import NAME_DIGITS, segment_bases
@@ -39,11 +40,14 @@ FRAME_BYTES_MAX = 1024 * 1024
 """Maximum bytes of a frame of states; a frame with a single state may be larger."""
 
 _MAGIC = b"dp-state"
-_VERSION = 1
-_HEADER = struct.Struct("<8sII16sQQQQQQQQQQQQIIIII")
-"""magic, version, 0, log id, then the numbers in the order of `_pack`, then the CRC32C of all before it."""
+_VERSION = 2
+_HEADERS = {1: struct.Struct("<8sII16sQQQQQQQQQQQQIIIII"), 2: struct.Struct("<8sII16sQQQQQQQQQQQQIIIIIQQQ")}
+"""magic, version, 0, log id, then the numbers in the order of `_pack`, then the CRC32C of all before it.
+
+Version 1 lacks the age of tombstones."""
+_VERSION_AT = struct.Struct("<8sI")
 _CRC = struct.Struct("<I")
-FRAMES_START = _HEADER.size + _CRC.size
+FRAMES_START = _HEADERS[_VERSION].size + _CRC.size
 _ORIGIN = struct.Struct("<QQII")
 """origin, counter, epoch, number of clock entries; then (origin u64, counter u64) each."""
 _ENTRY = struct.Struct("<QQIHH")
@@ -68,6 +72,7 @@ class SnapshotFacts:
     `rows`: number of states; `alive`: of these, states of vectors that are not deleted. `out_of_order`:
     number of deltas without effect because they sort before the state that they met; `unfolded`: number of
     deltas without effect because this version cannot fold their kind. `time_us`: the latest append time.
+    `tombstones`: which of them were left out, and when more will be.
     """
 
     log_id: bytes
@@ -80,6 +85,7 @@ class SnapshotFacts:
     alive: int = 0
     out_of_order: int = 0
     unfolded: int = 0
+    tombstones: TombstoneAge = NO_AGE
 
 
 def snapshot_path(directory: str, offset: int) -> str:
@@ -110,11 +116,15 @@ def sort_keys(batch: Batch) -> list[str]:
 
 
 class PresentSnapshot(NamedTuple):
-    """The snapshot that a log has now. `offset`: None if there is none; then the other fields are 0."""
+    """The snapshot that a log has now. `offset`: None if there is none; then the other fields are 0.
+
+    `tombstones_below`: those of vectors whose last delta has a lower offset are left out.
+    """
 
     offset: int | None = None
     bytes: int = 0
     rows: int = 0
+    tombstones_below: int = 0
 
 
 class Snapshot:
@@ -232,6 +242,11 @@ class Snapshot:
         self._file.close()
 
 
+def present_snapshot(snapshot: Snapshot) -> PresentSnapshot:
+    """Return what a log remembers of its snapshot."""
+    return PresentSnapshot(snapshot.offset, snapshot.bytes, snapshot.rows, snapshot.facts.tombstones.below)
+
+
 class _Index(NamedTuple):
     """Index of the frames: `entries` (position, row, CRC of the stamp before), and their first sort keys."""
 
@@ -278,15 +293,9 @@ def newest_snapshot(disk: Disk, directory: str, log_id: bytes) -> Snapshot | Non
 
 
 def _read_snapshot(file: File, path: str, offset: int) -> Snapshot:
-    size, raw = file.size(), file.read(0, FRAMES_START)
-    if len(raw) < FRAMES_START or _CRC.unpack_from(raw, _HEADER.size)[0] != crc32c(raw[: _HEADER.size]):
-        raise LogCorrupted(path, "its header does not fit its checksum", position=0)
-    magic, version, zero, log_id, *numbers = _HEADER.unpack_from(raw)
-    if (magic, version, zero) != (_MAGIC, _VERSION, 0):
-        reason = f"it is not a snapshot, or has version {version}, but this program knows {_VERSION}"
-        raise LogCorrupted(path, reason)
+    size, (log_id, *numbers) = file.size(), _read_header(file, path)
     found_offset, begin, time_us, lamport, *counts, end, origins, index, frames = numbers[:12]
-    chain_crc, last_crc, origins_crc, index_crc, _ = numbers[12:]
+    chain_crc, last_crc, origins_crc, index_crc, _ = numbers[12:17]
     if found_offset != offset:
         reason = f"it is the snapshot at offset {found_offset} under another name"
         raise LogCorrupted(path, reason, position=0)
@@ -300,10 +309,38 @@ def _read_snapshot(file: File, path: str, offset: int) -> Snapshot:
     entries, first_keys = _read_index(index_raw)
     if len(entries) != frames:
         raise LogCorrupted(path, f"its index leads to {len(entries)} of {frames} frames", position=end)
-    facts = SnapshotFacts(log_id, found_offset, begin, time_us, lamport, chain_crc, *counts)
+    tombstones = TombstoneAge(*numbers[17:])
+    rows, alive, out_of_order, unfolded = counts
+    facts = SnapshotFacts(
+        log_id,
+        found_offset,
+        begin,
+        time_us,
+        lamport,
+        chain_crc,
+        rows,
+        alive,
+        out_of_order,
+        unfolded,
+        tombstones,
+    )
     return Snapshot(
         file, path, facts, _read_watermarks(origins_raw), _Index(size, end, last_crc, entries, first_keys)
     )
+
+
+def _read_header(file: File, path: str) -> tuple[Any, ...]:
+    """Return the log id and the numbers of the header."""
+    raw = file.read(0, FRAMES_START)
+    magic, version = _VERSION_AT.unpack_from(raw) if len(raw) >= _VERSION_AT.size else (b"", 0)
+    if magic != _MAGIC or version > _VERSION:
+        reason = f"it is not a snapshot, or has version {version}, but this program knows up to {_VERSION}"
+        raise LogCorrupted(path, reason)
+    header = _HEADERS.get(version, _HEADERS[_VERSION])
+    end = header.size + _CRC.size
+    if len(raw) < end or _CRC.unpack_from(raw, header.size)[0] != crc32c(raw[: header.size]):
+        raise LogCorrupted(path, "its header does not fit its checksum", position=0)
+    return header.unpack_from(raw)[3:]
 
 
 def _read_watermarks(raw: bytes) -> dict[int, OriginWatermark]:
@@ -458,7 +495,9 @@ def _pack(
         frames,
     )
     sums = (facts.chain_crc, last_crc, crc32c(origins), crc32c(index), 0)
-    raw = _HEADER.pack(_MAGIC, _VERSION, 0, facts.log_id, *numbers, *counts, *sums)
+    raw = _HEADERS[_VERSION].pack(
+        _MAGIC, _VERSION, 0, facts.log_id, *numbers, *counts, *sums, *facts.tombstones
+    )
     return raw + _CRC.pack(crc32c(raw))
 
 

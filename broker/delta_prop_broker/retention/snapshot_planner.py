@@ -7,11 +7,19 @@ the old part of the log is at least half as large as the previous snapshot, or w
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.retention.compaction import Compaction, SegmentRange, remove_older
-from delta_prop_broker.retention.snapshot import PresentSnapshot, Snapshot, newest_snapshot, snapshot_offsets
+from delta_prop_broker.retention.snapshot import (
+    PresentSnapshot,
+    Snapshot,
+    newest_snapshot,
+    present_snapshot,
+    snapshot_offsets,
+)
+from delta_prop_broker.retention.tombstones import TombstoneLimit
 from delta_prop_broker.segments.segment import Segment, Segments
 
 if TYPE_CHECKING:
@@ -20,10 +28,18 @@ if TYPE_CHECKING:
     from delta_prop_broker.retention.holders import Holders
 
 
+@dataclass(slots=True)
+class RequestedRemoval:
+    """Requests to remove segments that end up to `before`, and tombstones of the sort keys `erased`."""
+
+    before: int = 0
+    erased: set[str] = field(default_factory=set)
+
+
 class SnapshotPlanner:
     """Finds the snapshot of one log, `present`, and plans the next one.
 
-    `truncate_before`: segments that end up to this offset are due. `corruption`: the error of a snapshot that
+    `corruption`: the error of a snapshot that
     cannot be used; then no row is removed, and no snapshot made.
     """
 
@@ -32,7 +48,7 @@ class SnapshotPlanner:
         self.snapshots_made = 0
         self.corruption: LogCorrupted | None = None
         self.is_running = False
-        self.truncate_before = 0
+        self.requested = RequestedRemoval()
         self._disk = disk
         self._directory = directory
         self._settings = settings
@@ -61,7 +77,7 @@ class SnapshotPlanner:
             return 0
         if snapshot is None:
             return 0
-        self.present = PresentSnapshot(snapshot.offset, snapshot.bytes, snapshot.rows)
+        self.present = present_snapshot(snapshot)
         snapshot.close()
         if not read_only:
             with suppress(OSError):
@@ -101,7 +117,7 @@ class SnapshotPlanner:
         """Return True if a segment is to be truncated, too old for time travel, or the log too large."""
         settings = self._settings
         return (
-            segment.end <= self.truncate_before
+            segment.end <= self.requested.before
             or seen_us - segment.seen_last_us > settings.delta_retention_s * 1e6
             or held_bytes > settings.compact_from_bytes
         )
@@ -127,7 +143,7 @@ class SnapshotPlanner:
                 ranges.append(SegmentRange(segment.path, segment.base, segment.end))
                 size += segment.size
         is_short = held_bytes > (self._settings.compact_from_bytes + self._settings.bytes_max) // 2
-        is_truncation = bool(ranges) and ranges[0].end <= self.truncate_before
+        is_truncation = bool(ranges) and ranges[0].end <= self.requested.before
         if not ranges or (size * 2 < present.bytes and not is_short and not is_truncation):
             return None
         self.is_running = True
@@ -139,6 +155,11 @@ class SnapshotPlanner:
             previous=present.offset,
             run_bytes_max=self._settings.compact_memory_bytes_max,
             free_bytes_min=self._settings.free_bytes_min // 2,
+            tombstones=TombstoneLimit(
+                seen_us,
+                seen_us - self._settings.tombstone_retention_s * 1e6,
+                frozenset(self.requested.erased),
+            ),
         )
 
     def finish(self, compaction: Compaction, *, made: bool) -> None:

@@ -123,6 +123,9 @@ class NativeVectorHeads(VectorHeads):
             )
         self._heads.keep_bound()
 
+    def forget(self, namespace: str, vector_id: str) -> bool:
+        return self._heads.forget(namespace, vector_id)
+
     def _forget_absence(self) -> None:
         self._heads.make_incomplete()
 

@@ -121,6 +121,19 @@ class VectorHeads:
         for name, dimension in dimensions.items():
             self._fix_dimension(name, dimension)
 
+    def forget(self, namespace: str, vector_id: str) -> bool:
+        """Drop the head of a vector that is deleted; return False if there is no such head.
+
+        No heads may be copied meanwhile.
+        """
+        known = self._namespaces.get(namespace)
+        if known is None or vector_id not in known.dead:
+            return False
+        known.dead.discard(vector_id)
+        del known.heads[vector_id]
+        self._count -= 1
+        return True
+
     def _forget_absence(self) -> None:
         self._complete = False
         for known in self._namespaces.values():

@@ -39,10 +39,10 @@ from delta_prop_broker.recovery.checkpoints import (
     CheckpointFile,
     Checkpoints,
     Position,
-    file_name,
 )
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.errors import DeltaPropError
+from delta_prop_wire.errors import DeltaPropError, Refused
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.partition.core.appender import Appender
@@ -107,6 +107,7 @@ class Checkpointer:
         self.lock = anyio.Lock()
         """Lock for exclusive use of the checkpoint files."""
         self._stopped = False
+        self._is_requested = False
         self._next_is_full = True  # the next checkpoint holds the complete state
         self._manifest = StateManifest()
         self._files: dict[str, CheckpointFile] = {}
@@ -201,16 +202,46 @@ class Checkpointer:
             with anyio.move_on_after(math.inf if wait_s is None else wait_s):
                 await self._work_wakeup.wait()
 
+    def request(self) -> None:
+        """Have a checkpoint written soon: it lets the log remove rows that a start would replay."""
+        self._is_requested = True
+        self._work_wakeup.notify()
+
     async def write(self) -> None:
         """Write a checkpoint of the log's end; log a disk error and retry later."""
         async with self.lock:
             await self._write()
 
-    async def _write(self) -> None:
+    async def forget(self, namespace: str, vector_id: str) -> bool:
+        """Drop the head of a deleted vector, and replace all checkpoints; return False if that failed.
+
+        Then no checkpoint has the vector id. Raises Refused (CONFLICT) if the vector is not deleted.
+        """
+        async with self.lock:
+            vectors = self._pipeline.appender.vectors
+            head = vectors.stored_head(namespace, vector_id)
+            if head is not None and not vectors.forget(namespace, vector_id):
+                raise Refused(
+                    ErrorCode.CONFLICT,
+                    f"vector {vector_id!r} of namespace {namespace!r} was written again meanwhile: stop what "
+                    "writes it, and erase it again",
+                )
+            self._next_is_full = True
+            written = self.written
+            await self._write(replaces=True)
+            if self.written == written:
+                return False
+            await self._threads.run(self._log.checkpoints.drop_older)
+            return True
+
+    async def _write(self, *, replaces: bool = False) -> None:
+        """Write a checkpoint. `replaces`: even if there is one at this offset, which it replaces."""
         log = self._log
         stored = log.checkpoints.stored
         position = log.position()
-        if self._stopped or log.failure is not None or position.offset == (stored[0].offset if stored else 0):
+        self._is_requested = False
+        is_stored = not replaces and position.offset == (stored[0].offset if stored else 0)
+        if self._stopped or log.failure is not None or is_stored:
             self._note_written(log.needed_from or 0)
             return
         is_full = self._next_is_full or self._has_too_many_changes() or self._is_full_cheaper(position.offset)
@@ -252,8 +283,8 @@ class Checkpointer:
     def _is_due(self) -> bool:
         log, settings = self._log, self._log.settings
         frames, size = log.committed_frames - self._base_frames, log.committed_bytes - self._base_bytes
-        if log.failure is not None or not frames:
-            return False
+        if log.failure is not None or self._is_requested or not frames:
+            return self._is_requested and log.failure is None
         quarter = settings.bytes_max // 4  # retention waits for the checkpoint
         if size >= quarter:
             return True
@@ -347,7 +378,7 @@ class Checkpointer:
         written: list[CheckpointFile] = []
 
         def write(kind: str, chunks: list[bytes]) -> str:
-            file = store.write_file(file_name(offset, kind), chunks)
+            file = store.write_file(store.free_name(offset, kind), chunks)
             written.append(file)
             return file.name
 
@@ -356,9 +387,9 @@ class Checkpointer:
         previous = StateManifest() if copied.is_full else self._manifest
         manifest.ids = [entry for entry in previous.ids if entry[1] > last_offset_in_runs]
         try:
-            for number, (id_column, offsets) in enumerate(ids):
+            for id_column, offsets in ids:
                 if id_column:
-                    name = write(f"ids{number}", pack_ids(id_column, offsets))
+                    name = write("ids", pack_ids(id_column, offsets))
                     manifest.ids.append((name, offsets[-1]))
             changes = pack_changes(copied.origins, copied.writers, copied.heads())
             manifest.changes = [*previous.changes, write("changes", [changes])]

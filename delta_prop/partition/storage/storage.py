@@ -249,6 +249,24 @@ class Storage:
         # Set only now: if the restore is interrupted, a partial state must not be saved as a full one.
         self.checkpointer = checkpointer
 
+    def truncate(self, before: int) -> None:
+        """Remove the rows below an offset, in the background. Raises UsageError."""
+        self.log.truncate(before)
+        if self.checkpointer is not None:
+            self.checkpointer.request()  # a start must need none of them
+        self.remove_replaced()
+
+    def replace_rows(self) -> int:
+        """Have a snapshot replace all rows that there are now, in the background; return their end."""
+        end = self.log.replace_rows()
+        self.remove_replaced()
+        return end
+
+    def remove_replaced(self) -> None:
+        """Have a commit remove the files of rows that a snapshot has replaced."""
+        self.log.retain()
+        self.committer.notify()
+
     async def drain(self, timeout_s: float) -> None:
         """Commit everything appended, as far as the time allows."""
         with anyio.move_on_after(timeout_s):

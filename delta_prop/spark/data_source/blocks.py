@@ -20,7 +20,8 @@ from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.encode import name_table
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import TAG, Column
-from delta_prop_wire.spec import DELTA_ID_BYTES
+from delta_prop_wire.murmur import partitions_of
+from delta_prop_wire.spec import DELTA_ID_BYTES, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def _build_block(given: dict[str, pa.Array], count: int, namespace: str | None) 
     if ids is None or ids.null_count:
         raise InvalidDelta("vector_id", "missing", row=_first_null(ids))
     columns[Column.KEY_ENDS], columns[Column.KEYS] = _ends_and_bytes(ids)
-    _add_namespaces(
-        columns, _text_column(given, "namespace", count), _default_namespaces(namespace, ids, columns)
-    )
+    _add_namespaces(columns, _find_namespaces(given, namespace, ids, columns[Column.KEYS]))
     kinds = _find_kinds(given, count)
     present = np.flatnonzero(np.bincount(kinds))
     if len(present) > 1:
@@ -73,6 +72,36 @@ def _build_block(given: dict[str, pa.Array], count: int, namespace: str | None) 
     block = Block(count, columns, mask, dimension, hybrid_time)
     block.check()
     return block
+
+
+def partitions_of_rows(
+    rows: pa.RecordBatch, count: int, *, namespace: str | None, before: int
+) -> NDArray[np.intp]:
+    """Return the partition, of `count` ones, of each row's vector; the arguments are those of `to_block`.
+
+    Raises InvalidDelta for a vector that cannot have one.
+    """
+    given = {name: rows.column(name) for name in rows.schema.names}
+    ids = _text_column(given, "vector_id", rows.num_rows)
+    if ids is None or ids.null_count or _has_longer_than(VECTOR_ID_BYTES_MAX, ids):
+        to_block(rows, namespace=namespace, before=before)  # raises, and names the row
+    assert ids is not None
+    namespaces = _find_namespaces(given, namespace, ids, _ends_and_bytes(ids)[1])
+    if isinstance(namespaces, str):
+        return partitions_of(namespaces, ids.to_pylist(), count)
+    if _has_longer_than(NAMESPACE_BYTES_MAX, namespaces):
+        to_block(rows, namespace=namespace, before=before)
+    coded = pc.dictionary_encode(namespaces)
+    codes, names = numbers_of(coded.indices), coded.dictionary.to_pylist()
+    order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes, minlength=len(names)))
+    found = np.empty(rows.num_rows, np.intp)
+    for name, numbers in zip(names, np.split(order, ends[:-1]), strict=True):
+        found[numbers] = partitions_of(name, ids.take(pa.array(numbers)).to_pylist(), count)
+    return found
+
+
+def _has_longer_than(bytes_max: int, texts: pa.Array) -> bool:
+    return bool(numbers_of(pc.binary_length(texts)).max() > bytes_max)
 
 
 # --- names and kinds
@@ -101,24 +130,32 @@ def _ends_and_bytes(column: pa.Array) -> tuple[bytes, bytes]:
     return (ends[1:] - first).astype("<u4").tobytes(), text
 
 
-def _default_namespaces(namespace: str | None, ids: pa.Array, columns: _Columns) -> str | pa.Array:
+def _find_namespaces(
+    given: dict[str, pa.Array], namespace: str | None, ids: pa.Array, keys: bytes | memoryview
+) -> str | pa.Array:
+    """Return the rows' namespace: one for all, or one per row."""
+    named, default = _text_column(given, "namespace", len(ids)), _default_namespaces(namespace, ids, keys)
+    if named is None:
+        return default
+    return pc.coalesce(named, fill_text(default, len(ids)) if isinstance(default, str) else default)
+
+
+def _default_namespaces(namespace: str | None, ids: pa.Array, keys: bytes | memoryview) -> str | pa.Array:
     """Return the namespace of rows that name none: one for all, or one per row."""
     if namespace is not None:
         return namespace
-    if b":" not in columns[Column.KEYS]:
+    if b":" not in keys:
         return DEFAULT_NAMESPACE
     prefixes = pc.replace_substring_regex(ids, pattern="(?s):.*", replacement="", max_replacements=1)
     named = flags_of(numbers_of(pc.find_substring(ids, ":")) > 0)
     return pc.if_else(named, prefixes, fill_text(DEFAULT_NAMESPACE, len(ids)))
 
 
-def _add_namespaces(columns: _Columns, given: pa.Array | None, default: str | pa.Array) -> None:
-    if given is None and isinstance(default, str):
-        columns[Column.NAMESPACES] = name_table([default])
+def _add_namespaces(columns: _Columns, namespaces: str | pa.Array) -> None:
+    if isinstance(namespaces, str):
+        columns[Column.NAMESPACES] = name_table([namespaces])
         return
-    if given is not None and isinstance(default, str):
-        default = fill_text(default, len(given))
-    coded = pc.dictionary_encode(default if given is None else pc.coalesce(given, default))
+    coded = pc.dictionary_encode(namespaces)
     names = coded.dictionary.to_pylist()
     columns[Column.NAMESPACES] = name_table(names)
     if len(names) > 1:

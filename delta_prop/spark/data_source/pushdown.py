@@ -1,4 +1,4 @@
-"""Pushes some of Spark's filters down to the service: one equality, and offsets.
+"""Pushes some of Spark's filters down to the service: one equality, offsets, and partitions.
 
 Results do not depend on it, as Spark applies every filter again. So filters that are not clearly safe are
 ignored.
@@ -32,11 +32,19 @@ _PREFIXES = {"vector_id": "v:", "namespace": "ns:", "op": "op:"}
 
 @dataclass(frozen=True)
 class ReadFilter:
-    """A filter of reads: passes these topics, at offsets from `first` up to `end` (exclusive; None: all)."""
+    """A filter of reads: passes these topics, at offsets from `first` up to `end` (exclusive; None: all).
+
+    `partitions`: passes only these partitions; None: all.
+    """
 
     topics: tuple[Topic, ...]
     first: int = 0
     end: int | None = None
+    partitions: frozenset[int] | None = None
+
+    def passes(self, partition: int) -> bool:
+        """True if rows of a partition may pass."""
+        return self.partitions is None or partition in self.partitions
 
     def clip(self, start: int, end: int) -> tuple[int, int]:
         """Return the part of a range that passes the filter."""
@@ -47,7 +55,7 @@ class ReadFilter:
 def narrow(current: ReadFilter, filters: Iterable[Filter]) -> ReadFilter:
     """Return `current` narrowed so that it still passes every row that passes all of `filters`."""
     topics_by_column: dict[str, tuple[Topic, ...]] = {}
-    first, end = current.first, current.end
+    first, end, partitions = current.first, current.end, current.partitions
     for filter_ in filters:
         path: tuple[str, ...] = getattr(filter_, "attribute", ())  # a filter that wraps another has none
         column = path[0] if len(path) == 1 else ""
@@ -56,6 +64,10 @@ def narrow(current: ReadFilter, filters: Iterable[Filter]) -> ReadFilter:
             first = max(first, low)
             if high is not None:
                 end = high if end is None else min(end, high)
+        elif column == "partition":
+            numbers = _numbers_of(filter_)
+            if numbers is not None:
+                partitions = numbers if partitions is None else partitions & numbers
         elif column in _PREFIXES:
             topics = _topics_of(_PREFIXES[column], filter_)
             if topics:
@@ -64,7 +76,8 @@ def narrow(current: ReadFilter, filters: Iterable[Filter]) -> ReadFilter:
         (topics_by_column[column] for column in _PREFIXES if column in topics_by_column), current.topics
     )
     # Topics are alternatives, so more topics would widen the choice of the user.
-    return replace(current, topics=best if current.topics == (ALL,) else current.topics, first=first, end=end)
+    topics = best if current.topics == (ALL,) else current.topics
+    return replace(current, topics=topics, first=first, end=end, partitions=partitions)
 
 
 def _offset_range_of(filter_: Filter) -> tuple[int, int | None]:
@@ -81,6 +94,16 @@ def _offset_range_of(filter_: Filter) -> tuple[int, int | None]:
         case LessThanOrEqual(value=int(offset)):
             return 0, offset + 1
     return 0, None
+
+
+def _numbers_of(filter_: Filter) -> frozenset[int] | None:
+    """Return the partitions that pass; None if the filter does not list them."""
+    match filter_:
+        case EqualTo(value=int(number)) | EqualNullSafe(value=int(number)):
+            return frozenset([number])
+        case In(value=values) if all(isinstance(value, int) for value in values):
+            return frozenset(values)
+    return None
 
 
 def _topics_of(prefix: str, filter_: Filter) -> tuple[Topic, ...]:

@@ -1,12 +1,14 @@
-"""Readers of the data source: partitions are ranges of offsets, rows come as Arrow, without a loop over rows.
+"""Readers of the data source: Spark's partitions are ranges of offsets of the stream's partitions.
+
+Rows come as Arrow, without a loop over rows.
 
 A reader holds no connection: Spark sends it to executors, which open one for each partition that they read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +22,27 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from delta_prop.directory.log_positions import LogPosition
-from delta_prop.spark.arguments import check_not_beyond
+from delta_prop.spark.arguments import check_holds_for_each, check_not_beyond
 from delta_prop.spark.columns import check_read_schema
 from delta_prop.spark.data_source.pushdown import ReadFilter, narrow
+from delta_prop.spark.data_source.stream_positions import (
+    StreamPosition,
+    check_positions,
+    format_positions,
+    parse_positions,
+    share_limit,
+)
 from delta_prop.spark.options import ReadOptions
-from delta_prop.spark.service_checks import range_reader_of
+from delta_prop.spark.served_streams import ServedStream, find_served_stream, read_bounds
+from delta_prop.spark.service_checks import check_on_worker, range_reader_of
 from delta_prop_wire.errors import UsageError
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 from delta_prop_wire.topics import Topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from delta_prop.client.ranges import LogBounds, RangeReader
+    from delta_prop.client.ranges import LogBounds
 
 PARTITION_OFFSETS = 100_000
 """Number of offsets in a partition, if the user does not set the number of partitions."""
@@ -41,21 +52,40 @@ PARTITIONS_DEFAULT_MAX = 200
 
 @dataclass
 class OffsetRange(InputPartition):
-    """The offsets from `start` up to `end` (exclusive) of one log in one epoch."""
+    """The offsets from `start` up to `end` (exclusive) of one log in one epoch; `log`: its name."""
 
     start: int
     end: int
     log_id: bytes
     epoch: int
+    log: LogName = DEFAULT_LOG
+
+    @property
+    def size(self) -> int:
+        """The number of offsets."""
+        return max(self.end - self.start, 0)
 
 
-def split_range(start: int, end: int, bounds: LogBounds, partitions: int | None) -> list[OffsetRange]:
-    """Split a range into `partitions` parts, at least one; None: into parts of `PARTITION_OFFSETS`."""
-    size = max(end - start, 0)
-    default_count = min(-(-size // PARTITION_OFFSETS), PARTITIONS_DEFAULT_MAX)
-    count = max(min(default_count if partitions is None else partitions, size), 1)
-    edges = [start + size * number // count for number in range(count + 1)]
-    return [OffsetRange(first, stop, bounds.log_id, bounds.epoch) for first, stop in pairwise(edges)]
+def split_ranges(ranges: Sequence[OffsetRange], partitions: int | None) -> list[OffsetRange]:
+    """Split ranges of several logs into about `partitions` parts; None: into parts of `PARTITION_OFFSETS`.
+
+    Every log with rows has at least one part; there is at least one part in all.
+    """
+    total = sum(one.size for one in ranges)
+    with_rows = [one for one in ranges if one.size] or ranges[:1]
+    return [part for one in with_rows for part in _split_range(one, partitions, total)]
+
+
+def _split_range(offset_range: OffsetRange, partitions: int | None, total: int) -> list[OffsetRange]:
+    size, count = offset_range.size, partitions
+    if count is None:
+        share = max(PARTITIONS_DEFAULT_MAX * size // max(total, 1), 1)
+        count = min(-(-size // PARTITION_OFFSETS), share)
+    else:
+        count = count * size // max(total, 1)
+    count = max(min(count, size), 1)
+    edges = [offset_range.start + size * number // count for number in range(count + 1)]
+    return [replace(offset_range, start=first, end=stop) for first, stop in pairwise(edges)]
 
 
 class _BaseReader:
@@ -66,19 +96,41 @@ class _BaseReader:
         self._options = options
         self._columns = [(field.name, field.nullable) for field in schema]
         self._filter = ReadFilter(tuple(map(Topic.parse, options.topics)))
+        self._served: ServedStream | None = None  # known once it was needed
 
-    def _range_reader(self) -> RangeReader:
-        return range_reader_of(self._options.remote)
+    @property
+    def _stream(self) -> ServedStream:
+        check_on_worker(self._options.remote)
+        if self._served is None:
+            self._served = find_served_stream(self._options.remote, self._options.stream)
+        return self._served
+
+    def _bounds(self) -> dict[int, LogBounds]:
+        """Return the bounds of each partition to read, by its number."""
+        stream = self._stream
+        return read_bounds(self._options.remote, stream, stream.choose(self._options.partition))
+
+    def _resolve_offset(self, option: str, partition: int, bounds: LogBounds) -> int:
+        """Return the offset of the option `start` or `end` in a partition. Raises UsageError."""
+        options, stream = self._options, self._stream
+        at: LogPosition = getattr(options, option)
+        if options.partition is None:
+            check_holds_for_each(f"option {option}", at, stream.count)
+        if at.time_us is None:
+            return _resolve_position(option, at, bounds)
+        found = range_reader_of(options.remote, stream.log_name(partition)).offset_at(at.time_us)
+        return min(max(found, bounds.start_offset), bounds.end_offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition; Spark calls this on an executor."""
+        """Yield the rows of a range; Spark calls this on an executor."""
         # Loaded here, since the driver, which only plans, starts quicker without Arrow.
         from delta_prop.spark.data_source.rows import merge_batches
 
         assert isinstance(partition, OffsetRange)
+        range_reader = range_reader_of(self._options.remote, partition.log)
         log = (partition.log_id, partition.epoch)
-        batches = self._range_reader().read(partition.start, partition.end, self._filter.topics, log=log)
-        return merge_batches(batches, self._columns)
+        batches = range_reader.read(partition.start, partition.end, self._filter.topics, log=log)
+        return merge_batches(batches, self._columns, partition.log.partition)
 
 
 class Reader(_BaseReader, DataSourceReader):
@@ -86,17 +138,20 @@ class Reader(_BaseReader, DataSourceReader):
 
     def partitions(self) -> list[OffsetRange]:
         """Return ranges of offsets. Raises UsageError, Refused, Unreachable."""
-        range_reader, options = self._range_reader(), self._options
-        bounds = range_reader.bounds()
-        start = _resolve_offset("start", options.start, range_reader, bounds)
-        end = _resolve_offset("end", options.end, range_reader, bounds)
+        ranges = [self._range_of(number, bounds) for number, bounds in self._bounds().items()]
+        wanted = [one for one in ranges if self._filter.passes(one.log.partition)]
+        return split_ranges(wanted or [replace(ranges[0], end=ranges[0].start)], self._options.partitions)
+
+    def _range_of(self, partition: int, bounds: LogBounds) -> OffsetRange:
+        start = self._resolve_offset("start", partition, bounds)
+        end = self._resolve_offset("end", partition, bounds)
         if start > end:
             raise UsageError(
                 f"options start and end: the read would begin at offset {start} and end before {end}: give "
                 "an end that is not before start"
             )
         start, end = self._filter.clip(start, end)
-        return split_range(start, end, bounds, options.partitions)
+        return OffsetRange(start, end, bounds.log_id, bounds.epoch, self._stream.log_name(partition))
 
 
 class PushingReader(Reader):
@@ -113,15 +168,18 @@ class PushingReader(Reader):
 
 
 class StreamReader(_BaseReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream, whose position is the next offset, with the id and the epoch of its log."""
+    """Reads continuously. Its position is, of each partition, the next offset, the log's id and its epoch."""
 
-    _stream_end: int | None = None  # of a stream that processes only the rows available at its start
+    _stream_ends: dict[int, int] | None = None  # of a query that ends there
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the position where a new stream begins."""
-        range_reader = self._range_reader()
-        bounds = range_reader.bounds()
-        return _to_spark_offset(_resolve_offset("start", self._options.start, range_reader, bounds), bounds)
+        """Return the position where a new query begins."""
+        return format_positions(
+            {
+                number: StreamPosition.within(bounds, self._resolve_offset("start", number, bounds))
+                for number, bounds in self._bounds().items()
+            }
+        )
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of one micro-batch."""
@@ -130,33 +188,48 @@ class StreamReader(_BaseReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch. Raises UsageError, Refused, Unreachable."""
-        bounds = self._range_reader().bounds()
-        next_offset = _check_spark_offset(start, bounds)
-        end = bounds.end_offset
-        if self._stream_end is not None:
-            end = max(min(end, self._stream_end), next_offset)
+        all_bounds = self._bounds()
+        positions = check_positions(start, all_bounds)
+        ends = {number: bounds.end_offset for number, bounds in all_bounds.items()}
+        if self._stream_ends is not None:
+            ends = {number: min(end, self._stream_ends[number]) for number, end in ends.items()}
+        shares = {number: max(ends[number] - at.offset, 0) for number, at in positions.items()}
         if isinstance(limit, ReadMaxRows):
-            end = min(end, next_offset + limit.max_rows)
-        return start if end <= next_offset else _to_spark_offset(end, bounds)
+            turn = sum(at.offset for at in positions.values())
+            shares = share_limit(shares, limit.max_rows, turn)
+        moved = {
+            number: StreamPosition.within(all_bounds[number], positions[number].offset + share)
+            for number, share in shares.items()
+            if share
+        }
+        return format_positions({**positions, **moved}) if moved else start
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End the stream at the log's present end."""
-        self._stream_end = self._range_reader().bounds().end_offset
+        """End the query at the present ends of the logs."""
+        self._stream_ends = {number: bounds.end_offset for number, bounds in self._bounds().items()}
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the log's end, for Spark's progress reports."""
-        bounds = self._range_reader().bounds()
-        return _to_spark_offset(bounds.end_offset, bounds)
+        """Return the ends of the logs, for Spark's progress reports."""
+        ends = {n: StreamPosition.within(one, one.end_offset) for n, one in self._bounds().items()}
+        return format_positions(ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[OffsetRange]:
         """Return ranges of offsets. Raises UsageError, Refused, Unreachable."""
-        bounds = self._range_reader().bounds()
-        first, stop = _check_spark_offset(start, bounds), _next_offset(end)
-        if stop <= first:
-            return []
-        ranges = split_range(first, stop, bounds, self._options.partitions)
-        ranges[0].epoch = int(start["epoch"])  # the service then reports if this position was lost since
-        return ranges
+        all_bounds = self._bounds()
+        first, stop = check_positions(start, all_bounds), parse_positions(end)
+        ranges = [
+            OffsetRange(
+                first[number].offset, at.offset, bounds.log_id, bounds.epoch, self._stream.log_name(number)
+            )
+            for number, at in stop.items()
+            if at.offset > first[number].offset and (bounds := all_bounds[number])
+        ]
+        parts = split_ranges(ranges, self._options.partitions)
+        for part in parts:
+            at = first[part.log.partition]
+            if part.start == at.offset:
+                part.epoch = at.epoch  # the service then reports if this position was lost since
+        return parts
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark has the position in its checkpoint, the service stores none."""
@@ -165,13 +238,8 @@ class StreamReader(_BaseReader, DataSourceStreamReader, SupportsTriggerAvailable
         """Do nothing: no connection is open."""
 
 
-# --- positions
-
-
-def _resolve_offset(option: str, at: LogPosition, range_reader: RangeReader, bounds: LogBounds) -> int:
-    """Return the offset of an option. Raises UsageError if it is not in the log."""
-    if at.time_us is not None:
-        return min(max(range_reader.offset_at(at.time_us), bounds.start_offset), bounds.end_offset)
+def _resolve_position(option: str, at: LogPosition, bounds: LogBounds) -> int:
+    """Return the offset of an option that names no time. Raises UsageError if it is not in the log."""
     if at.offset is None:
         return bounds.start_offset if at.earliest else bounds.end_offset
     check_not_beyond(f"option {option}", at.offset, bounds.end_offset)
@@ -181,35 +249,3 @@ def _resolve_offset(option: str, at: LogPosition, range_reader: RangeReader, bou
             "give that one, a later one, or earliest"
         )
     return at.offset
-
-
-def _to_spark_offset(offset: int, bounds: LogBounds) -> dict[str, Any]:
-    return {"0": offset, "log": bounds.log_id.hex(), "epoch": bounds.epoch}
-
-
-def _next_offset(position: dict[str, Any]) -> int:
-    return int(position["0"])
-
-
-def _check_spark_offset(position: dict[str, Any], bounds: LogBounds) -> int:
-    """Return the offset of a stream's position, if this log still has it. Raises UsageError."""
-    offset, log_id = _next_offset(position), bounds.log_id.hex()
-    if position["log"] != log_id:
-        raise UsageError(
-            f"the checkpoint is at offset {offset} of log {position['log']}, but the log here is {log_id}: "
-            "give the url of the service that the stream was started on, or start another stream, with a new "
-            "checkpointLocation"
-        )
-    if offset < bounds.start_offset:
-        raise UsageError(
-            f"the checkpoint is at offset {offset}, but the log has removed the offsets before "
-            f"{bounds.start_offset}, so the stream misses {bounds.start_offset - offset} of them: rebuild "
-            f"its target up to offset {bounds.start_offset}, and start another stream, with a new "
-            f"checkpointLocation and start={bounds.start_offset}"
-        )
-    if offset > bounds.end_offset:
-        raise UsageError(
-            f"the checkpoint is at offset {offset}, but the log ends at {bounds.end_offset}, because a disk "
-            "failure lost the later deltas: start another stream, with a new checkpointLocation"
-        )
-    return offset

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from delta_prop_wire.frames import JobStatus, RefusedRow
@@ -26,23 +26,38 @@ class RowsRefused(Exception):
     """The service refused rows, and the options say that this fails the job."""
 
 
+class StagedRows(NamedTuple):
+    """The staged rows of a part in one partition: their number, and the checksum of their content.
+
+    `was_decided`: the job had been committed there before, so nothing was sent.
+    """
+
+    deltas: int
+    checksum: int
+    was_decided: bool = False
+
+
 @dataclass
 class PartResult:
     """Result of a part.
 
-    `refused`: how many of its rows were refused; `refused_rows`: the first of them. `was_decided`: its job
-    had been committed before, so nothing was sent. `processed_before`: rows whose counters had been processed
-    before, so that they have no further effect. `waited_s`: how long it waited for the service.
-    `checksum`: of the content of staged rows.
+    `refused`: how many of its rows were refused; `refused_rows`: the first of them. `processed_before`: rows
+    whose counters had been processed before, so that they have no further effect. `waited_s`: how long it
+    waited for the service.
+    `staged`: the staged rows, by partition.
     """
 
     deltas: int = 0
     refused: int = 0
     refused_rows: list[RefusedRow] = field(default_factory=list)
-    was_decided: bool = False
     waited_s: float = 0.0
-    checksum: int = 0
+    staged: dict[int, StagedRows] = field(default_factory=dict)
     processed_before: int = 0
+
+    @property
+    def was_decided(self) -> bool:
+        """True if its job had been committed before in one of its partitions."""
+        return any(one.was_decided for one in self.staged.values())
 
 
 def format_written(subject: str, parts: Iterable[PartResult], took_s: float) -> str:
@@ -84,6 +99,15 @@ def _format_refused(subject: str, refused: int, rows: Sequence[RefusedRow], fix:
     more = refused - len(rows)
     listed = "; ".join(map(str, rows)) + (f"; and {more:,} more" if more > 0 else "")
     return f"{subject} and have no effect, unlike the others: {fix}: {listed}"
+
+
+def format_partly_committed(job: str, committed: Sequence[int], count: int) -> str:
+    """Return the message for a job that is committed in some partitions when its next decision failed."""
+    numbers = ", ".join(map(str, committed))
+    return (
+        f"job {job} is committed in {len(committed)} of {count} partitions, {numbers:.100}: run it again "
+        "under its name with the same rows, so that it is committed in all"
+    )
 
 
 def format_job_waits(job: str, status: JobStatus, waited_s: float) -> str:

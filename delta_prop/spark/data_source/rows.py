@@ -31,6 +31,8 @@ SCHEMA = schema_of(
     "source string not null, origin string not null, counter long not null, lamport long not null"
 )
 """Columns that a read returns."""
+STREAM_SCHEMA = SCHEMA.insert(1, pa.field("partition", pa.int32(), nullable=False))
+"""Columns that a read of a named stream returns."""
 
 MERGE_ROWS = 10_000
 MERGE_BYTES = 8 * 1024 * 1024
@@ -41,23 +43,28 @@ _SPARSE_KINDS = np.array([Kind.SPARSE, Kind.SPARSE_ADD])
 _BLOB_KINDS = np.array([Kind.TRANSFORM, Kind.OPAQUE, *range(max(Kind) + 1, 64)])
 
 
-def to_arrow(logged: LoggedBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    """Return a batch of the log as rows with the columns of `schema`, which are columns of `SCHEMA`."""
-    inputs = _BatchColumns(logged)
+def to_arrow(logged: LoggedBatch, schema: pa.Schema = SCHEMA, partition: int = 0) -> pa.RecordBatch:
+    """Return a batch of the log as rows with the columns of `schema`, which are columns of `STREAM_SCHEMA`.
+
+    `partition`: the number of the log's partition.
+    """
+    inputs = _BatchColumns(logged, partition)
     columns = [_COLUMN_MAKERS[name](inputs) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def merge_batches(
-    batches: Iterable[LoggedBatch], columns: Sequence[tuple[str, bool]] | None = None
+    batches: Iterable[LoggedBatch],
+    columns: Sequence[tuple[str, bool]] | None = None,
+    partition: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the log as rows, and merge small batches.
+    """Yield batches of a partition's log as rows, and merge small batches.
 
-    `columns`: (name, True if it is declared nullable) of each column to return; None: all.
+    `columns`: (name, True if it is declared nullable) of each column to return; None: those of `SCHEMA`.
     """
     schema = SCHEMA
     if columns is not None:
-        schema = pa.schema([SCHEMA.field(name).with_nullable(nullable) for name, nullable in columns])
+        schema = pa.schema([STREAM_SCHEMA.field(name).with_nullable(nullable) for name, nullable in columns])
     pending: list[pa.RecordBatch] = []
     row_count = size = 0
     for logged in batches:
@@ -66,7 +73,7 @@ def merge_batches(
         if row_count and (is_large or is_full):
             yield concat_batches(pending)
             pending, row_count, size = [], 0, 0
-        rows = to_arrow(logged, schema)
+        rows = to_arrow(logged, schema, partition)
         if is_large:
             yield rows
             continue
@@ -79,8 +86,9 @@ def merge_batches(
 class _BatchColumns:
     """Intermediate columns of a batch, each computed once."""
 
-    def __init__(self, logged: LoggedBatch) -> None:
+    def __init__(self, logged: LoggedBatch, partition: int) -> None:
         self.logged = logged
+        self.partition = partition
         self.batch = logged.batch
         self.count = logged.batch.count
 
@@ -215,6 +223,7 @@ def _ids_column(inputs: _BatchColumns) -> pa.Array:
 
 _COLUMN_MAKERS: dict[str, Callable[[_BatchColumns], pa.Array]] = {
     "offset": lambda inputs: _to_int64(inputs.offsets),
+    "partition": lambda inputs: array_of(np.full(inputs.count, inputs.partition, np.int32), pa.int32()),
     "vector_id": lambda inputs: _text_column(inputs.batch, Column.KEY_ENDS, Column.KEYS),
     "namespace": lambda inputs: _namespaces_column(inputs.batch),
     "op": _operations_column,
@@ -238,4 +247,4 @@ _COLUMN_MAKERS: dict[str, Callable[[_BatchColumns], pa.Array]] = {
     "counter": _counters_column,
     "lamport": lambda inputs: _to_int64(inputs.logged.lamport + (inputs.offsets - inputs.logged.offset)),
 }
-assert list(_COLUMN_MAKERS) == SCHEMA.names
+assert list(_COLUMN_MAKERS) == STREAM_SCHEMA.names

@@ -7,95 +7,134 @@ block before it sends any of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import chain
-
-import numpy as np
-import pyarrow as pa
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
-from delta_prop.spark.arrays import concat_batches
 from delta_prop.spark.data_source.blocks import to_block
-from delta_prop.spark.data_source.results import PartResult
+from delta_prop.spark.data_source.results import PartResult, StagedRows
+from delta_prop.spark.data_source.routing import PartitionRows, divide
 from delta_prop.spark.options import WriteOptions
+from delta_prop.spark.served_streams import DEFAULT_SERVED, ServedStream
 from delta_prop.spark.service_checks import check_on_worker
 from delta_prop_wire.block import Block
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import JobPart
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
-BLOCK_ROWS = 5_000
-"""Half the rows of a batch of Spark, so that slices need no copy. Another value breaks running streams."""
-BLOCK_BYTES = 4 * 1024 * 1024
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _COMMITTED_STATES = ("committed", "published")
 
 
-class RowBlocks:
-    """Slices of a part. Iterating updates the attributes.
+def stage_part(
+    batches: Iterable[pa.RecordBatch],
+    options: WriteOptions,
+    job: str,
+    part: int,
+    attempt: int,
+    *,
+    stream: ServedStream = DEFAULT_SERVED,
+) -> PartResult:
+    """Stage a part, as one attempt of it, in the partitions of its vectors.
 
-    `taken`: the number of rows so far. `starts`: the first row of each slice. `last`: the last slice.
+    Raises Refused, Unreachable, UsageError.
+    """
+    options = with_shared_close_timeout(options, stream)
+    result, staged = PartResult(), dict[int, _StagedPart]()
+    with ExitStack() as stack:
+        for piece in divide(batches, stream.count, options.namespace):
+            rows = staged.get(piece.partition)
+            if rows is None:
+                log, job_part = stream.log_name(piece.partition), JobPart(job, part, attempt)
+                rows = staged[piece.partition] = stack.enter_context(_StagedPart(options, job_part, log))
+            rows.add(piece)
+        for rows in staged.values():
+            rows.wait()
+    for partition, rows in sorted(staged.items()):
+        result.deltas += rows.deltas
+        result.waited_s += rows.waited_s
+        result.staged[partition] = StagedRows(rows.deltas, rows.checksum, rows.was_decided)
+    return result
+
+
+class _StagedPart:
+    """Stages the rows of a part that belong to one partition; opens its producer for the first ones.
+
+    `deltas`, `checksum`: of the rows so far. `was_decided`: the job was committed before, so that nothing
+    more is sent, but the checksum of all rows is compared with the committed one.
     """
 
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._slices = slice_blocks(batches)
-        self.taken = 0
-        self.starts: list[int] = []
-        self.last: pa.RecordBatch | None = None
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for rows in self._slices:
-            self.starts.append(self.taken)
-            self.taken += rows.num_rows
-            self.last = rows
-            yield rows
-
-    def count(self) -> int:
-        """Return the number of all rows, also those not taken yet."""
-        for _ in self:
-            pass
-        return self.taken
-
-
-class Blocks:
-    """Blocks of a part. Iterating updates the number of `deltas` and `checksum`; raises InvalidDelta."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch], namespace: str | None) -> None:
-        self._slices = slice_blocks(batches)
-        self._namespace = namespace
+    def __init__(self, options: WriteOptions, job: JobPart, log: LogName) -> None:
+        self._options = options
+        self._producer = producer_of(options, f"{job.job}/{job.part}", log, job)
+        self._is_open = False
+        self._receipts: deque[SyncReceipt] = deque()
         self.deltas = self.checksum = 0
+        self.was_decided = False
 
-    def __iter__(self) -> Iterator[Block]:
-        for rows in self._slices:
-            block = to_block(rows, namespace=self._namespace, before=self.deltas)
-            self.deltas += block.count
-            self.checksum = block.content_crc(self.checksum)
-            yield block
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which the task has waited for the service, 0 for a job that was decided."""
+        return 0.0 if self.was_decided else self._producer.waited_s
 
+    def __enter__(self) -> _StagedPart:
+        return self
 
-def stage_part(
-    batches: Iterable[pa.RecordBatch], options: WriteOptions, job: str, part: int, attempt: int
-) -> PartResult:
-    """Stage a part, as one attempt of it. Raises Refused, Unreachable, UsageError."""
-    blocks = Blocks(batches, options.namespace)
-    remaining = iter(blocks)
-    first = next(remaining, None)
-    if first is None:
-        return PartResult()
-    try:
-        with producer_of(options, f"{job}/{part}", JobPart(job, part, attempt)) as producer:
-            receipts = [_offer_block(producer, block, options) for block in chain([first], remaining)]
-            for receipt in receipts:
-                receipt.result()
-            return PartResult(blocks.deltas, waited_s=producer.waited_s, checksum=blocks.checksum)
-    except Refused as refused:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._producer.__exit__(kind, error, trace)
+
+    def add(self, piece: PartitionRows) -> None:
+        """Send rows. Raises InvalidDelta, Refused, Unreachable, UsageError."""
+        block = to_block(piece.rows, namespace=self._options.namespace, before=int(piece.numbers[0]))
+        self.deltas += block.count
+        self.checksum = block.content_crc(self.checksum)
+        if self.was_decided:
+            return
+        try:
+            if not self._is_open:
+                self._producer.__enter__()
+                self._is_open = True
+            self._receipts.append(_offer_block(self._producer, block, self._options))
+        except Refused as refused:
+            self._note_decided(refused)
+
+    def wait(self) -> None:
+        """Wait until all rows are staged. Raises Refused."""
+        try:
+            while self._receipts:
+                self._receipts.popleft().result()
+        except Refused as refused:
+            self._note_decided(refused)
+
+    def _note_decided(self, refused: Refused) -> None:
         if refused.code is not ErrorCode.JOB_DECIDED or refused.details.get("state") not in _COMMITTED_STATES:
-            raise
-        deque(remaining, 0)  # encodes the rest, whose checksum is compared with the committed one
-        return PartResult(blocks.deltas, was_decided=True, checksum=blocks.checksum)
+            raise refused
+        self.was_decided = True
+        self._receipts.clear()
+        self.__exit__(type(refused), refused, None)
 
 
-def producer_of(options: WriteOptions, name: str, job: JobPart | None = None) -> SyncProducer:
-    """Return the producer of a part. Raises UsageError."""
+def with_shared_close_timeout(options: WriteOptions, stream: ServedStream) -> WriteOptions:
+    """Return options whose close timeout suits a producer for each partition: they close one by one."""
+    remote = options.remote
+    settings = replace(remote.settings, close_timeout_s=remote.settings.close_timeout_s / stream.count)
+    return replace(options, remote=replace(remote, settings=settings))
+
+
+def producer_of(
+    options: WriteOptions, name: str, log: LogName = DEFAULT_LOG, job: JobPart | None = None
+) -> SyncProducer:
+    """Return the producer of a part's rows in one partition. Raises UsageError."""
     remote = options.remote
     check_on_worker(remote)
     return SyncProducer(
@@ -103,6 +142,8 @@ def producer_of(options: WriteOptions, name: str, job: JobPart | None = None) ->
         name=name,
         token=remote.token,
         tls=remote.tls,
+        stream=log.stream,
+        partition=log.partition,
         settings=remote.settings,
         job=job,
         priority=options.priority,
@@ -125,46 +166,3 @@ def _offer_block(
 ) -> SyncReceipt:
     limit_s = options.remote.settings.delivery_timeout_s
     return producer.offer_block(block, counter, priority=options.priority, timeout_s=limit_s)
-
-
-# --- slices
-
-
-def slice_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in slices of up to `BLOCK_ROWS` and about `BLOCK_BYTES`, each of which is a frame.
-
-    The bounds of slices depend only on the part's rows, not on the batches in which Spark passes them. So a
-    retried part is sliced into the same blocks, each of which was accepted or refused as a whole.
-    """
-    pending: list[pa.RecordBatch] = []
-    row_count = 0
-    for batch in batches:
-        start = 0
-        while start < batch.num_rows:
-            count = min(BLOCK_ROWS - row_count, batch.num_rows - start)
-            pending.append(batch.slice(start, count))
-            start, row_count = start + count, row_count + count
-            if row_count == BLOCK_ROWS:
-                yield from _split_large(concat_batches(pending))
-                pending, row_count = [], 0
-    if pending:
-        yield from _split_large(concat_batches(pending))
-
-
-def _split_large(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if rows.num_rows == 1 or sum(map(_content_size, rows.columns)) <= BLOCK_BYTES:
-        yield rows
-        return
-    half = rows.num_rows // 2
-    yield from _split_large(rows.slice(0, half))
-    yield from _split_large(rows.slice(half))
-
-
-def _content_size(column: pa.Array) -> int:
-    """Return the bytes of a column's content, independent of its encoding, as block bounds depend on it."""
-    kind, count = column.type, len(column)
-    if not (pa.types.is_list(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        return 8 * count
-    ends = np.frombuffer(column.buffers()[1], np.int32)
-    content = int(ends[column.offset + count]) - int(ends[column.offset])
-    return content * (4 if pa.types.is_list(kind) else 1)

@@ -16,12 +16,15 @@ from delta_prop.spark import system
 from delta_prop.spark.arguments import check_not_beyond
 from delta_prop.spark.data_source.segments import LogView
 from delta_prop.spark.options import Remote, read_options
+from delta_prop.spark.served_streams import find_served_stream
 from delta_prop.spark.service_checks import check_on_driver, range_reader_of
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import UsageError
+from delta_prop_wire.stamp import DEFAULT_LOG, LogName
 
 if TYPE_CHECKING:
     from delta_prop.client.ranges import LogBounds
+    from delta_prop.directory.readonly_log import PartitionName
 
 PART_ROWS = 100_000
 ROW_BYTES = 256
@@ -30,12 +33,18 @@ ROW_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class ServicePart:
-    """The offsets from `start` up to `end` of one log in one epoch."""
+    """The offsets from `start` up to `end` of one log in one epoch; `name`: that of the log."""
 
     remote: Remote
     log: tuple[bytes, int]
     start: int
     end: int
+    name: LogName = DEFAULT_LOG
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+        return self.name.partition
 
     @property
     def bytes(self) -> int:
@@ -44,7 +53,7 @@ class ServicePart:
 
     def batches(self) -> Iterator[LoggedBatch]:
         """Yield its batches. Raises Refused, UsageError, Unreachable."""
-        return range_reader_of(self.remote).read(self.start, self.end, log=self.log)
+        return range_reader_of(self.remote, self.name).read(self.start, self.end, log=self.log)
 
 
 def remote_of(source: str | Remote) -> Remote | None:
@@ -58,9 +67,18 @@ def remote_of(source: str | Remote) -> Remote | None:
     return remote
 
 
-def served_log(remote: Remote, *, at: LogPosition = LATEST) -> LogView:
+def partitions_at(remote: Remote, name: PartitionName) -> list[LogName]:
+    """Return a partition of a service; if `name` has none, all of the stream.
+
+    Raises UsageError, Refused, Unreachable.
+    """
+    stream = find_served_stream(remote, name.stream)
+    return [stream.log_name(number) for number in stream.choose(name.partition)]
+
+
+def served_log(remote: Remote, name: LogName = DEFAULT_LOG, *, at: LogPosition = LATEST) -> LogView:
     """Return a service's log up to a position (inclusive). Raises UsageError, Refused, Unreachable."""
-    range_reader = range_reader_of(remote)
+    range_reader = range_reader_of(remote, name)
     bounds = range_reader.bounds()
     end = bounds.end_offset
     if at.offset is not None:
@@ -69,12 +87,18 @@ def served_log(remote: Remote, *, at: LogPosition = LATEST) -> LogView:
         end = at.offset + 1
     elif at.time_us is not None:
         end = range_reader.offset_at(at.time_us + 1)
-    return _make_log_view(remote, bounds, bounds.start_offset, end)
+    return _make_log_view(remote, name, bounds, bounds.start_offset, end)
 
 
-def served_range(remote: Remote, *, start: LogPosition = EARLIEST, end: LogPosition = LATEST) -> LogView:
+def served_range(
+    remote: Remote,
+    name: LogName = DEFAULT_LOG,
+    *,
+    start: LogPosition = EARLIEST,
+    end: LogPosition = LATEST,
+) -> LogView:
     """Return a service's log from one position up to another. Raises UsageError, Refused, Unreachable."""
-    range_reader = range_reader_of(remote)
+    range_reader = range_reader_of(remote, name)
     bounds = range_reader.bounds()
 
     def offset_of(at: LogPosition) -> int:
@@ -86,12 +110,12 @@ def served_range(remote: Remote, *, start: LogPosition = EARLIEST, end: LogPosit
 
     first = offset_of(start)
     check_not_beyond("offset", first, bounds.end_offset)
-    return _make_log_view(remote, bounds, first, min(offset_of(end), bounds.end_offset))
+    return _make_log_view(remote, name, bounds, first, min(offset_of(end), bounds.end_offset))
 
 
-def _make_log_view(remote: Remote, bounds: LogBounds, start: int, end: int) -> LogView:
+def _make_log_view(remote: Remote, name: LogName, bounds: LogBounds, start: int, end: int) -> LogView:
     end = max(start, end)
     edges = [*range(start, end, PART_ROWS), end]
     log = (bounds.log_id, bounds.epoch)
-    parts = [ServicePart(remote, log, first, stop) for first, stop in pairwise(edges)]
-    return LogView(*log, start, end, bounds.start_offset == 0, parts)
+    parts = [ServicePart(remote, log, first, stop, name) for first, stop in pairwise(edges)]
+    return LogView(*log, start, end, bounds.start_offset == 0, parts, name.partition)

@@ -20,7 +20,13 @@ from pyspark.sql.datasource import (
 from delta_prop.client.errors import Unreachable
 from delta_prop.spark import system
 from delta_prop.spark.arguments import check_session
-from delta_prop.spark.options import ReadOptions, WriteOptions, read_options, write_options
+from delta_prop.spark.options import (
+    ReadOptions,
+    WriteOptions,
+    names_stream,
+    read_options,
+    write_options,
+)
 from delta_prop.spark.service_checks import check_on_driver, check_publishes
 from delta_prop_wire.errors import UsageError
 
@@ -46,9 +52,9 @@ class DeltaPropSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a read."""
-        from delta_prop.spark.columns import READ_SCHEMA
+        from delta_prop.spark.columns import READ_SCHEMA, STREAM_READ_SCHEMA
 
-        return READ_SCHEMA
+        return STREAM_READ_SCHEMA if names_stream(self.options) else READ_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the log's present content. Raises UsageError."""
@@ -71,7 +77,7 @@ class DeltaPropSource(DataSource):
         options = self._write_options()
         writer = StagedWriter(options, schema) if options.staged else DirectWriter(options, schema)
         # The check fails once here, not in each task after its timeout.
-        check_publishes(options.remote, stages=options.staged)
+        check_publishes(options.remote, writer.stream.log_name(0), stages=options.staged)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -81,8 +87,9 @@ class DeltaPropSource(DataSource):
         _check_appends(overwrite)
         options = self._write_options(stream=True)
         writer = StreamWriter(options, schema)
-        with suppress(Unreachable):  # the tasks wait for an absent service, and Spark retries them
-            check_publishes(options.remote)
+        if writer.stream is not None:
+            with suppress(Unreachable):  # the tasks wait for an absent service, and Spark retries them
+                check_publishes(options.remote, writer.stream.log_name(0))
         return writer
 
     def _read_options(self, *, stream: bool = False) -> ReadOptions:

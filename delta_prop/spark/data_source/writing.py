@@ -6,6 +6,7 @@ A writer holds no connection: Spark sends it to executors, and only they load th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from delta_prop.client.errors import Unreachable
 from delta_prop.spark import system
 from delta_prop.spark.columns import check_write_schema
 from delta_prop.spark.data_source.results import (
@@ -21,9 +23,12 @@ from delta_prop.spark.data_source.results import (
     format_direct_refused,
     format_job_refused,
     format_job_waits,
+    format_partly_committed,
     format_stream_refused,
     format_written,
 )
+from delta_prop.spark.job_statuses import join_statuses
+from delta_prop.spark.served_streams import find_served_stream
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from delta_prop.spark.options import WriteOptions
+    from delta_prop.spark.served_streams import ServedStream
     from delta_prop_wire.frames import Decision, JobStatus, StagedPart
 
 PARTS_MAX = 2_500
@@ -50,11 +56,12 @@ class PartReport(WriterCommitMessage):
     attempt: int = 0
     result: PartResult = field(default_factory=PartResult)
 
-    def to_staged_part(self) -> StagedPart:
-        """Return the part as a decision names it."""
+    def to_staged_part(self, partition: int) -> StagedPart:
+        """Return the part as a decision about its rows in a partition names it."""
         from delta_prop.client.jobs import StagedPart
 
-        return StagedPart(self.part, self.attempt, self.result.deltas, self.result.checksum)
+        rows = self.result.staged[partition]
+        return StagedPart(self.part, self.attempt, rows.deltas, rows.checksum)
 
 
 class _BaseWriter:
@@ -76,10 +83,15 @@ class _BaseWriter:
 
 
 class StagedWriter(_BaseWriter, DataSourceArrowWriter):
-    """Stages parts in tasks; the driver has all of them published, or none."""
+    """Stages parts in tasks; the driver has all of them published, or none.
+
+    There is a job of one name in each of the stream's partitions. The driver decides all of them, one by one;
+    if it stops in between, the job that runs again decides the others.
+    """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema)
+        self.stream = find_served_stream(options.remote, options.stream)
         if "id" in schema.names:
             raise UsageError(
                 "column id: staged rows are identified by their job and have no ids: leave it out with "
@@ -101,37 +113,61 @@ class StagedWriter(_BaseWriter, DataSourceArrowWriter):
                 f"df.coalesce({PARTS_MAX}), or give option staged=false"
             )
         number = attempt_of(self._run, attempt)
-        return PartReport(part, number, stage_part(iterator, self._options, self._job, part, number))
+        result = stage_part(iterator, self._options, self._job, part, number, stream=self.stream)
+        return PartReport(part, number, result)
 
     def commit(self, messages: list[PartReport | None]) -> None:
         """Publish all parts. Raises Refused, RowsRefused, Unreachable, UsageError."""
         from delta_prop.client.jobs import Decision
 
         written = [one for one in messages if one is not None]
-        parts = [one.to_staged_part() for one in written if one.result.deltas]
-        status = self._decide(Decision.COMMIT, parts)
+        statuses: dict[int, JobStatus] = {}
+        for partition in self._decision_order(written):
+            parts = [one.to_staged_part(partition) for one in written if partition in one.result.staged]
+            try:
+                statuses[partition] = self._decide(Decision.COMMIT, partition, parts)
+            except BaseException:
+                committed = [number for number, one in sorted(statuses.items()) if one.deltas]
+                if committed:
+                    report(format_partly_committed(self._job, committed, self.stream.count))
+                raise
         if self._options.waits:
-            status = self._wait_published(status)
+            self._wait_published(statuses)
+        status = join_statuses(statuses)
         self._report_written(f"job {self._job}", [one.result for one in written])
         if status.refused:
             self._report_refused(format_job_refused(self._job, status))
 
+    def _decision_order(self, written: Sequence[PartReport]) -> list[int]:
+        """Return the partitions, those first where a job of other rows would refuse a decision.
+
+        These are the ones without rows of this run, where a decision changes nothing, and then those where
+        an earlier run has committed the job.
+        """
+        decided: dict[int, bool] = {}
+        for report_ in written:
+            for partition, rows in report_.result.staged.items():
+                decided[partition] = decided.get(partition, False) or rows.was_decided
+        return sorted(range(self.stream.count), key=lambda one: (one in decided, not decided.get(one), one))
+
     def abort(self, messages: list[PartReport | None]) -> None:
-        """Drop all parts of this run, unless the job is committed and so takes effect."""
+        """Drop all parts of this run, except where the job is committed and so takes effect."""
         from delta_prop.client.jobs import Decision
 
-        try:
-            self._decide(Decision.ABORT, run=self._run)
-        except Refused as refused:
-            if refused.code is not ErrorCode.JOB_DECIDED:
-                raise
+        for partition in range(self.stream.count):
+            try:
+                self._decide(Decision.ABORT, partition, run=self._run)
+            except Refused as refused:
+                if refused.code is not ErrorCode.JOB_DECIDED:
+                    raise
 
-    def _wait_published(self, status: JobStatus) -> JobStatus:
+    def _wait_published(self, statuses: dict[int, JobStatus]) -> None:
+        """Wait until the job is published in every partition; update its statuses. Raises UsageError."""
         from delta_prop.client.jobs import Decision, JobState
 
         started_at = reported_at = system.now()
         pause_s = _POLL_S
-        while status.state is not JobState.PUBLISHED:
+        while (status := join_statuses(statuses)).state is not JobState.PUBLISHED:
             waited_s = system.now() - started_at
             if waited_s >= self._options.wait_timeout_s:
                 raise UsageError(format_job_waits(self._job, status, self._options.wait_timeout_s))
@@ -140,11 +176,16 @@ class StagedWriter(_BaseWriter, DataSourceArrowWriter):
                 report(f"job {self._job}: {status.published:,} of {status.deltas:,} deltas are published")
             system.pause(pause_s)
             pause_s = min(pause_s * 2, _POLL_S_MAX)
-            status = self._decide(Decision.QUERY)
-        return status
+            for partition, one in list(statuses.items()):
+                if one.state is not JobState.PUBLISHED:
+                    statuses[partition] = self._decide(Decision.QUERY, partition)
 
     def _decide(
-        self, decision: Decision, parts: Sequence[StagedPart] = (), run: int | None = None
+        self,
+        decision: Decision,
+        partition: int,
+        parts: Sequence[StagedPart] = (),
+        run: int | None = None,
     ) -> JobStatus:
         from delta_prop.client.jobs import decide
 
@@ -155,6 +196,8 @@ class StagedWriter(_BaseWriter, DataSourceArrowWriter):
             decision,
             parts,
             run=run,
+            stream=self.stream.stream_id,
+            partition=partition,
             token=remote.token,
             tls=remote.tls,
             timeout_s=remote.settings.delivery_timeout_s,
@@ -167,13 +210,15 @@ class DirectWriter(_BaseWriter, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._job = job_name_of(options)
+        self.stream = find_served_stream(options.remote, options.stream)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         """Write a part, on an executor."""
         from delta_prop.spark.data_source.direct import NumberedPart
 
         part, attempt = _task_numbers()
-        return PartReport(part, attempt, NumberedPart(self._options, f"{self._job}/{part}").send(iterator))
+        numbered = NumberedPart(self._options, f"{self._job}/{part}", stream=self.stream)
+        return PartReport(part, attempt, numbered.send(iterator))
 
     def commit(self, messages: list[PartReport | None]) -> None:
         """Report what was written. Raises RowsRefused if rows were refused."""
@@ -194,6 +239,12 @@ class DirectWriter(_BaseWriter, DataSourceArrowWriter):
 class StreamWriter(_BaseWriter, DataSourceStreamArrowWriter):
     """Writes into the log from tasks, under counters of the micro-batch: a retried one is a duplicate."""
 
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self.stream: ServedStream | None = None
+        with suppress(Unreachable):  # the tasks find it when the service is back
+            self.stream = find_served_stream(options.remote, options.stream)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         """Write a part of a micro-batch, on an executor."""
         from delta_prop.spark.data_source.direct import COUNTERS_PER_BATCH, NumberedPart
@@ -208,7 +259,9 @@ class StreamWriter(_BaseWriter, DataSourceStreamArrowWriter):
                 "Spark gives no micro-batch: write streams with writeStream, or batches with write"
             )
         base = (int(batch) + 1) * COUNTERS_PER_BATCH
-        return PartReport(part, attempt, NumberedPart(self._options, f"{name}/{part}", base).send(iterator))
+        stream = self.stream or find_served_stream(self._options.remote, self._options.stream)
+        numbered = NumberedPart(self._options, f"{name}/{part}", base, stream)
+        return PartReport(part, attempt, numbered.send(iterator))
 
     def commit(self, messages: list[PartReport | None], batchId: int) -> None:
         """Report a micro-batch that waited for the service.

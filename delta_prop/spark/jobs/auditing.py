@@ -73,7 +73,7 @@ def audit(
         log = states_of(path)
     check_sink_offset(sink_offset, log.start, log.end)
     quarantined = read_quarantined_keys(path, name)
-    all_blobs = sink_blobs.unionByName(read_parts(spark, log, bucket_count))
+    all_blobs = sink_blobs.unionByName(read_parts(spark, [log], bucket_count))
     return partition_blobs(all_blobs, bucket_count).mapInArrow(
         lambda blobs: find_differences(blobs, sink_offset, quarantined), DIFFERENCES_DDL
     )

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from delta_prop.client.partition_choice import DEFAULT_STREAM
 from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition
-from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.directory.readonly_log import DEFAULT_PARTITION, PartitionName
+from delta_prop.directory.stored_partitions import find_partition
 from delta_prop.directory.stored_sinks import read_sinks
-from delta_prop.spark.arguments import LogSource, When, check_session, normalize_source, position_of
+from delta_prop.spark.arguments import (
+    LogSource,
+    When,
+    check_holds_for_each,
+    check_session,
+    normalize_source,
+    position_of,
+)
 from delta_prop.spark.arrays import schema_of
-from delta_prop.spark.data_source.segments import LogPart, LogView, log_of, spark_parts
-from delta_prop.spark.data_source.served import remote_of, served_range
+from delta_prop.spark.data_source.segments import LogPart, LogView, log_of, partitions_in, spark_parts
+from delta_prop.spark.data_source.served import partitions_at, remote_of, served_range
 from delta_prop.spark.options import Remote
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys
 from delta_prop.spark.states.folding import column_of
@@ -40,49 +49,87 @@ _KIND_CODES = 256
 """Number of codes that the kind of an operation can have."""
 
 
-class Stats(NamedTuple):
-    """Statistics of a log.
+class OffsetsRead(NamedTuple):
+    """The range of a partition's log that was counted: up to `next_offset` (exclusive)."""
 
-    `traffic`: per namespace and op, the deltas, their bytes, how many numbers a delta has on average, and
-    which share of its vector a sparse delta changes on average. `vectors`: deltas and bytes per vector, most
-    deltas first. `sinks`: the sinks and groups of a directory, with their lags.
-    """
-
+    partition: int
     start_offset: int
     next_offset: int
+
+
+class Stats(NamedTuple):
+    """Statistics of a stream.
+
+    `ranges`: what was counted of each partition. `traffic`: per namespace and op, the deltas, their bytes,
+    how many numbers a delta has on average, and which share of its vector a sparse delta changes on average.
+    `vectors`: deltas and bytes per vector, most deltas first. `sinks`: the sinks and groups of a directory,
+    with their partitions and lags.
+    """
+
+    ranges: list[OffsetsRead]
     traffic: DataFrame
     vectors: DataFrame
     sinks: list[dict[str, Any]]
 
 
-def stats(spark: SparkSession, source: LogSource, *, start: When = None, end: When = None) -> Stats:
-    """Count the deltas in a data directory, or of a service, from `start` up to `end` (exclusive).
+def stats(
+    spark: SparkSession,
+    source: LogSource,
+    *,
+    start: When = None,
+    end: When = None,
+    stream: str = DEFAULT_STREAM,
+    partition: int | None = None,
+) -> Stats:
+    """Count a stream's deltas in a data directory, or of a service, from `start` up to `end` (exclusive).
 
-    Raises UsageError, Refused, LogCorrupted, OSError, Unreachable.
+    `partition`: only those in it. Raises UsageError, Refused, LogCorrupted, OSError, Unreachable.
     """
     check_session(spark)
     first = position_of(start, EARLIEST, name="start", allow_ends=True)
     end = position_of(end, LATEST, name="end", allow_ends=True)
-    return count_log(spark, *open_log_for_counting(normalize_source(source), first, end))
+    name = PartitionName(stream, partition)
+    return count_logs(spark, *open_logs_for_counting(normalize_source(source), first, end, name))
 
 
-def open_log_for_counting(
-    source: str | Remote, start: LogPosition, end: LogPosition
-) -> tuple[LogView, list[dict[str, Any]]]:
-    """Open the log to count; return it with its sinks and groups. Raises as `stats` does."""
+def open_logs_for_counting(
+    source: str | Remote, start: LogPosition, end: LogPosition, name: PartitionName = DEFAULT_PARTITION
+) -> tuple[list[LogView], list[dict[str, Any]]]:
+    """Open the logs to count; return them with their sinks and groups. Raises as `stats` does."""
     remote = remote_of(source)
     if remote is None:
         assert isinstance(source, str)
-        with open_readonly_log(source) as (disk, log, _):
-            return log_of(source, start=start, end=end), read_sinks(disk, log)
-    return served_range(remote, start=start, end=end), []
+        return _open_directory(source, start, end, name)
+    served = partitions_at(remote, name)
+    _check_ends(start, end, len(served))
+    return [served_range(remote, one, start=start, end=end) for one in served], []
 
 
-def count_log(spark: SparkSession, log: LogView, sinks: list[dict[str, Any]]) -> Stats:
-    """Count an opened log, as `stats` does."""
+def _open_directory(
+    path: str, start: LogPosition, end: LogPosition, name: PartitionName
+) -> tuple[list[LogView], list[dict[str, Any]]]:
+    names = partitions_in(path, name)
+    _check_ends(start, end, len(names))
+    logs, sinks = [], []
+    for one in names:
+        partition = find_partition(path, one)
+        with partition.open_log() as (_, log, _):
+            logs.append(log_of(path, one, start=start, end=end))
+            sinks += read_sinks(partition, log)
+    return logs, sinks
+
+
+def _check_ends(start: LogPosition, end: LogPosition, partition_count: int) -> None:
+    check_holds_for_each("start", start, partition_count)
+    check_holds_for_each("end", end, partition_count)
+
+
+def count_logs(spark: SparkSession, logs: Sequence[LogView], sinks: list[dict[str, Any]]) -> Stats:
+    """Count opened logs, as `stats` does."""
     from pyspark.sql import functions as F
 
-    counts = spark_parts(spark, log.parts, _make_counter(log), COUNTS_DDL).localCheckpoint()
+    parts = [part for log in logs for part in log.parts]
+    counts = spark_parts(spark, parts, _count_part, COUNTS_DDL).localCheckpoint()
     sums = [F.sum(name).alias(name) for name in ("deltas", "bytes", "numbers")]
     by_op = counts.where("op is not null").groupBy("namespace", "op").agg(*sums)
     dimension = counts.groupBy("namespace").agg(F.max("dimension").alias("dimension"))
@@ -97,7 +144,8 @@ def count_log(spark: SparkSession, log: LogView, sinks: list[dict[str, Any]]) ->
     )
     by_vector = counts.where("vector_id is not null").groupBy("namespace", "vector_id").agg(*sums[:2])
     vectors = by_vector.orderBy(F.desc("deltas"), F.desc("bytes"), "namespace", "vector_id")
-    return Stats(log.start, log.end, traffic.orderBy("namespace", "op"), vectors, sinks)
+    ranges = [OffsetsRead(log.partition, log.start, log.end) for log in logs]
+    return Stats(ranges, traffic.orderBy("namespace", "op"), vectors, sinks)
 
 
 def count_rows(batches: Iterable[LoggedBatch], start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -114,13 +162,8 @@ def count_rows(batches: Iterable[LoggedBatch], start: int, end: int) -> Iterator
         yield _count_batches(pending, start)
 
 
-def _make_counter(log: LogView) -> Any:
-    start, end = log.start, log.end
-
-    def read(part: LogPart) -> Iterator[pa.RecordBatch]:
-        return count_rows(part.batches(), start, end)
-
-    return read
+def _count_part(part: LogPart) -> Iterator[pa.RecordBatch]:
+    return count_rows(part.batches(), part.start, part.end)
 
 
 def _count_batches(pending: list[pa.RecordBatch], start: int) -> pa.RecordBatch:

@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from delta_prop.calls.argument_checks import check_path
+from delta_prop.client.partition_choice import DEFAULT_STREAM
+from delta_prop.directory.readonly_log import DEFAULT_PARTITION, PartitionName
 from delta_prop.spark.arguments import When, check_session, position_of
 from delta_prop.spark.data_source.segments import LogView, states_of
-from delta_prop.spark.jobs.replaying import replay_log
+from delta_prop.spark.jobs.replaying import replay_logs
 from delta_prop.spark.states.buckets import bucket_count_for
 from delta_prop.spark.states.changes import STATES
 from delta_prop_sinks.storage_file import StorageFile, StorageFileState
@@ -49,23 +51,26 @@ def rebuild(
     at: When = None,
     replace: bool = False,
     on_progress: Callable[[int], None] = lambda _: None,
+    stream: str = DEFAULT_STREAM,
+    partition: int | None = None,
 ) -> RebuildResult:
     """Create a storage sink's file, with its cursor, from the log in a data directory.
 
     `at`: as of an offset or a time; the sink continues from there. `replace`: replace the content of an
-    existing file. `on_progress` is called with the rows written so far. The file of an interrupted rebuild is
-    marked as incomplete; the next call, or the sink, rebuilds it. Raises UsageError, Refused, FileFailed,
-    LogCorrupted, OSError.
+    existing file. `on_progress` is called with the rows written so far. `stream`, `partition`: the log of the
+    sink; the partition may be left out if there is only one. The file of an interrupted rebuild is marked as
+    incomplete; the next call, or the sink, rebuilds it. Raises UsageError, Refused, FileFailed, LogCorrupted,
+    OSError.
     """
     check_session(spark)
     file = check_path("file", file)
-    log = log_to_rebuild(path, at)
+    log = log_to_rebuild(path, at, PartitionName(stream, partition))
     return rebuild_from(spark, log, file, replace=replace, report=on_progress)
 
 
-def log_to_rebuild(path: str, at: When = None) -> LogView:
+def log_to_rebuild(path: str, at: When = None, name: PartitionName = DEFAULT_PARTITION) -> LogView:
     """Return the log to rebuild from. Raises as `rebuild` does."""
-    log = states_of(check_path("path", path), at=position_of(at))
+    log = states_of(check_path("path", path), name, at=position_of(at))
     if not log.is_complete:
         raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: restore a backup")
     return log
@@ -84,7 +89,7 @@ def rebuild_from(
 ) -> RebuildResult:
     """Rebuild from an opened log, as `rebuild` does."""
     names = ("namespace", "vector_id")  # the order of the file: neighbours share pages
-    states = replay_log(spark, log).repartitionByRange(bucket_count_for(log.bytes), *names)
+    states = replay_logs(spark, [log]).repartitionByRange(bucket_count_for(log.bytes), *names)
     blobs = states.sortWithinPartitions(*names).mapInArrow(_pack, "rows binary")
     stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
     opened = stored.connect(log.log_id)

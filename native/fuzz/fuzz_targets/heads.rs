@@ -26,15 +26,23 @@ fuzz_target!(|data: &[u8]| {
                 let _ = vectors.note_appended(raw, false);
             }
         }
-        let mut count = 0;
+        let (mut count, mut dead) = (0, None);
         for (name, _, _) in vectors.namespaces() {
             let (first, end) = vectors.head_range(&name);
-            vectors.visit_heads(&name, first, end, |_, head| {
+            vectors.visit_heads(&name, first, end, |key, head| {
                 assert!((head.writer as usize) < vectors.writers().len());
                 count += 1;
+                if head.is_dead {
+                    dead = Some((name.clone(), String::from_utf8_lossy(key).into_owned()));
+                }
             });
         }
         assert_eq!(count, vectors.count());
         assert!(count <= HEADS_MAX);
+        if let Some((name, vector_id)) = dead {
+            let was_there = vectors.head(&name, &vector_id).is_some();
+            assert_eq!(vectors.forget(&name, &vector_id), was_there);
+            assert!(vectors.head(&name, &vector_id).is_none());
+        }
     }
 });

@@ -65,6 +65,10 @@ impl Heads {
         self.0.namespace(name)
     }
 
+    fn forget(&mut self, namespace: &str, vector_id: &str) -> bool {
+        self.0.forget(namespace, vector_id)
+    }
+
     fn make_incomplete(&mut self) {
         self.0.make_incomplete();
     }

@@ -95,6 +95,8 @@ def _draw_node(seed: Seed, index: int, node_count: int, *, in_memory: bool, loss
     names = [f"node-{number}" for number in range(node_count)]
     threads, clock = seed.stream("threads"), seed.stream("clock")
     log = None if in_memory else _draw_log(seed.stream("log"), single_node=node_count == 1, lossy=lossy)
+    if log is not None:
+        log = {**log, "tombstone_retention_s": seed.stream("tombstones").choice((0.0, 0.0, 2.0, 86_400.0))}
     return NodePlan(
         name=names[index],
         log=log,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import anyio
 
-from delta_prop_sinks.conformance import forwarded, losses, rebuilding, story
+from delta_prop_sinks.conformance import forgetting, forwarded, losses, rebuilding, story
 from delta_prop_sinks.conformance.loop_watch import LoopWatch
 from delta_prop_sinks.conformance.player import CheckSettings, Expected, Failing, Player, Probe
 from delta_prop_sinks.conformance.steps import Leftovers
@@ -38,6 +38,7 @@ async def check_sink(
     other readers: a value that can be compared, and that does not depend on how often a delta was delivered.
     `expected(rows)` returns the value that the probe must return after `rows` (`Applied`), each given once,
     in the order in which they were applied; if the probe returns states, fold the rows in the order of `key`.
+    Once `forget` has removed a tombstone, the rows of its vector are left out.
     Without `expected`, the probe only shows if duplicates change anything. `expected` needs a `probe`, and so
     does a sink without `get`.
 
@@ -115,6 +116,7 @@ async def _play(player: Player, before: Leftovers) -> None:
     await losses.check_crashes(player)
     await forwarded.check_out_of_order_rows(player)
     await forwarded.check_rebuild_before_forwarded_rows(player)
+    await forgetting.check_forgetting(player)
     await story.check_slow_calls(player)
     player.check_name_and_statistics()
     await story.check_closing(player, before)

@@ -337,6 +337,7 @@ class ReferenceModel:
         self.states: dict[Ref, VectorState] = {}
         self.offsets: dict[int, None] = {}
         """Offsets of the applied rows, in order."""
+        self._forgotten_offsets: set[int] = set()
         self._rows_by_ref: dict[Ref, dict[Key, tuple[LoggedBatch, int]]] = {}
         # A vector's rows mostly come in the same order, so each row's result is computed once.
         self._transitions: dict[int, tuple[VectorState, VectorState]] = {}
@@ -347,6 +348,7 @@ class ReferenceModel:
         """Forget all rows: the sink starts over."""
         self.states.clear()
         self.offsets.clear()
+        self._forgotten_offsets.clear()
         self._rows_by_ref.clear()
 
     def apply(self, deliveries: Sequence[Delivery], below: int | None = None) -> None:
@@ -355,9 +357,20 @@ class ReferenceModel:
             logged = delivery.logged
             for row in rows_of(delivery):
                 offset = logged.offset + row
-                if offset not in self.offsets and (below is None or offset < below):
+                is_new = offset not in self.offsets and offset not in self._forgotten_offsets
+                if is_new and (below is None or offset < below):
                     self.offsets[offset] = None
                     self._apply_row(logged, row)
+
+    def forget(self, erased: Collection[Ref], before: int) -> None:
+        """Forget these vectors, and those with no row from offset `before` on, unless they are alive."""
+        for ref, state in list(self.states.items()):
+            offsets = [logged.offset + row for logged, row in self._rows_by_ref[ref].values()]
+            if not state.alive and (ref in erased or max(offsets) < before):
+                del self.states[ref], self._rows_by_ref[ref]
+                self._forgotten_offsets.update(offsets)
+                for offset in offsets:
+                    self.offsets.pop(offset, None)
 
     def rows(self) -> list[Applied]:
         """Return all applied rows, in the order in which they were applied."""

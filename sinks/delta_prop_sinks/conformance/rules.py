@@ -36,6 +36,8 @@ RULES = {
     "deadline": "every call ends: each wait has a limit",
     "rebuild": "between begin_rebuild() and end_rebuild() a sink's data is invalid, however often it is "
     "opened; then it holds exactly the states that it was given, with its cursor at their offset",
+    "tombstones": "forget() removes the tombstones that it is given, durably, and those whose last delta is "
+    "below the offset, and nothing else; a repeated call changes nothing",
     "vectors": "head() and dimensions() return those of the present vectors, and nothing for a vector that "
     "the sink does not have",
 }

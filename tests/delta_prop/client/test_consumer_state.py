@@ -25,6 +25,8 @@ from delta_prop_wire.frames import (
     BatchFrame,
     Credit,
     DeltaFrame,
+    FindOffsets,
+    FoundOffsets,
     Heartbeat,
     Hello,
     Nack,
@@ -38,7 +40,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.stamp import DEFAULT_LOG, Stamp
 from delta_prop_wire.topics import ALL, Topic, TopicKind
 
 LOG = Cursor(bytes(15) + b"\7", 1, 0)
@@ -61,6 +63,7 @@ class ConsumerBench:
         self.refusals: dict[int, Refused] = {}
         self.answer_mode = "at once"  # or "standby", or "later": then the test sends the answer
         self.sequence = 0  # the sequence of the first request
+        self.may_move_back = False  # True once the reader has sought a position
         self.connect()
 
     def connect(self) -> None:
@@ -73,9 +76,17 @@ class ConsumerBench:
         self.exchange()
 
     def exchange(self) -> None:
-        if self.session.is_open:
-            for raw in self.consumer_state.data_to_send(self.session, self.now):
-                self._to_server(raw)
+        if not self.session.is_open:
+            return
+        try:
+            parts = self.consumer_state.data_to_send(self.session, self.now)
+        except Reconnect as reconnect:
+            if not reconnect.is_requested:
+                raise
+            self.connect()
+            return
+        for raw in parts:
+            self._to_server(raw)
 
     def deliver(self, count: int, frame_type: str = "batch") -> None:
         """Send the wanted rows among the next `count` rows, if credit is left."""
@@ -126,9 +137,15 @@ class ConsumerBench:
                     )
                 case Subscribe(sequence, Subscription() as request):
                     self._answer(sequence, request)
+                case Subscribe(sequence, FindOffsets()):
+                    self.push_frame(Ack(correlation_id=sequence, response=self._bounds))
                 case Ack(processed=int(processed)):
-                    assert processed >= self.processed
-                    self.processed = processed
+                    assert processed >= self.processed or self.may_move_back
+                    self.processed = min(processed, self.next_offset)
+
+    @property
+    def _bounds(self) -> FoundOffsets:
+        return FoundOffsets((0, len(self.rows)), self.log._replace(next_offset=len(self.rows)))
 
     def _answer(self, sequence: int, request: Subscription) -> None:
         refused = self.refusals.get(request.subscription)
@@ -147,6 +164,9 @@ class ConsumerBench:
                     self.next_offset = self.processed
                 case StartAt.LATEST:
                     self.next_offset = len(self.rows)
+                case StartAt.OFFSET:
+                    assert isinstance(value, int)
+                    self.next_offset = value
             # The cursor of an existing group takes precedence over any start.
             if request.group is not None and self.has_answered:
                 self.next_offset = self.processed
@@ -243,6 +263,60 @@ def test_each_offset_is_delivered_once_in_order_within_credit(
     assert consumer_state.cursor == LOG._replace(next_offset=len(rows)), (
         "rows of other topics must count as processed"
     )
+
+
+@given(
+    st.lists(st.sampled_from([WANTED, WANTED, OTHER, NOOP]), min_size=1, max_size=20),
+    st.lists(st.one_of(STEPS, st.tuples(st.just("seek"), st.integers(0, 20))), max_size=40),
+    st.booleans(),
+)
+def test_rows_from_the_last_sought_position_on_are_delivered_in_order(
+    rows: list[str], steps: list[Any], is_grouped: bool
+) -> None:
+    bench = ConsumerBench(rows, group="g" if is_grouped else None)
+    consumer_state = bench.consumer_state
+    bench.may_move_back = True
+    position, offsets = 0, list[int]()  # what was read since the last seek
+
+    def take(limit: int) -> None:
+        while len(offsets) < limit and (taken := consumer_state.take_row()) is not None:
+            offsets.append(taken[0].offset_of(taken[1]))
+
+    for step in steps:
+        match step:
+            case ("deliver", count, frame_type):
+                bench.deliver(count, frame_type)
+            case ("row",) | ("batch",):
+                take(len(offsets) + (1 if step == ("row",) else 3))
+            case ("processed",):
+                consumer_state.mark_all_processed()
+            case ("report",):
+                bench.now += 0.2
+                bench.exchange()
+            case ("heartbeat",):
+                bench.push_frame(Heartbeat(1, processed=bench.next_offset))
+            case ("cut",):
+                bench.connect()
+            case ("seek", offset):
+                position, offsets = min(offset, len(rows)), []
+                consumer_state.seek(Start(StartAt.OFFSET, position), DEFAULT_LOG)
+        expected = [offset for offset, row in enumerate(rows) if row == WANTED and offset >= position]
+        assert offsets == expected[: len(offsets)]
+    for _ in range(8):  # a seek takes a few exchanges
+        bench.exchange()
+    while bench.next_offset < len(rows) or consumer_state.buffered_deltas:
+        bench.deliver(4)
+        take(100)
+        consumer_state.mark_all_processed()
+        bench.now += 0.2
+        bench.exchange()
+    assert offsets == [offset for offset, row in enumerate(rows) if row == WANTED and offset >= position]
+    bench.push_frame(Heartbeat(1, processed=len(rows)))
+    consumer_state.mark_all_processed()
+    bench.now += 0.2
+    bench.exchange()
+    assert consumer_state.cursor == LOG._replace(next_offset=len(rows))
+    assert consumer_state.processed == len(rows), "the next heartbeat moves the group's cursor there"
 
 
 def test_group_progress_is_reported_soon_in_one_message() -> None:

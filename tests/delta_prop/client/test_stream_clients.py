@@ -285,7 +285,8 @@ def test_paused_partition_holds_no_more_than_its_credit() -> None:
             await p.publish(make_delta(*keys_at(2)))
             partition, batch = await s.next_batch()
             assert (partition, [one.delta.vector_id for one in batch]) == (2, keys_at(2))
-            assert s._subscribers[0]._consumer_state.buffered_deltas == 20
+            assert s._readers is not None
+            assert s._readers.get(0).received == 20
             s.resume(0)
             assert [one.delta.vector_id for one in await read(s, 100)] == keys_at(0, 100)
 
@@ -346,7 +347,7 @@ def test_absent_partition_delays_only_its_own_vectors() -> None:
                 await anyio.sleep(20)
                 assert {one.partition for one in delivered} == {0, 2}
                 assert sorted(done) == sorted([*keys_at(0, 2), *keys_at(2, 2)])
-                site.streams.release()
+                site.streams.release_held()
             assert sorted(done) == sorted([*keys_at(0, 2), *keys_at(1, 2), *keys_at(2, 2)])
             assert [one.partition for one in await read(s, 2)] == [1, 1]
 
@@ -380,13 +381,13 @@ def test_clients_open_without_a_partition_that_does_not_answer(
                 receipt = p.offer(make_delta(*keys_at(2)))
                 await anyio.sleep(10)
                 assert (p.in_flight_offers, receipt.done) == (1, False)
-                site.streams.release()
+                site.streams.release_held()
                 assert (await receipt).parts[0].partition == 2
         else:
             async with site.subscriber(start="earliest") as s:
                 assert 2 <= anyio.current_time() - began < 4
                 assert [one is None for one in s.cursors] == [False, False, True]
-                site.streams.release()
+                site.streams.release_held()
                 monkeypatch.undo()
                 async with site.producer() as p:
                     await p.publish(make_delta(*keys_at(2)))
@@ -403,7 +404,7 @@ def test_clients_do_not_open_if_no_partition_answers(client: str, monkeypatch: p
             async with getattr(site, client)(settings=ClientSettings(open_timeout_s=5)):
                 pass
         monkeypatch.undo()
-        site.streams.release()
+        site.streams.release_held()
         site.network.cut("client", "server")
         with pytest.raises(Unreachable, match=f"none of {ADDRESS} has answered for 5 s"):
             async with getattr(site, client)(settings=ClientSettings(open_timeout_s=5)):
@@ -446,7 +447,7 @@ def test_cause_in_another_partition_is_acked_before_its_effect() -> None:
             async def release() -> None:
                 await anyio.sleep(5)
                 assert site.logged_keys()[1] == []
-                site.streams.release()
+                site.streams.release_held()
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(release)
@@ -474,7 +475,7 @@ def test_effect_of_a_cause_that_failed_in_another_partition_is_not_sent() -> Non
             withdrawn = p.offer(make_delta(key))
             with anyio.move_on_after(1):
                 await withdrawn
-            site.streams.release()
+            site.streams.release_held()
             await refused.wait_done()
             for cause, error in ((refused, Refused), (withdrawn, UsageError)):
                 with pytest.raises(error):

@@ -39,7 +39,7 @@ class HeldStreams(Streams):
         self._held.update({partition: anyio.Event() for partition in partitions})
         await self.alter(stream, {"compress": None})  # closes all: a setting for their next opening
 
-    def release(self) -> None:
+    def release_held(self) -> None:
         """Let all partitions open."""
         for event in self._held.values():
             event.set()

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def test_reset_refuses_bad_targets_and_reports_the_new_offset(command: Command) -> None:
     command.publish(create_lines(5))
     assert command("subscribe", "--group", "g", "--count", "3").status == 0
-    assert command("groups", "list", "--json").lines == [{"name": "g", "offset": 3, "lag": 2}]
+    assert command("groups", "list", "--json").lines == [
+        {"name": "g", "stream": "default", "partition": 0, "offset": 3, "lag": 2}
+    ]
     for arguments, fix in [
         (("nobody", "--to", "earliest"), "name an existing one (g)"),
         (("g", "--to", "9"), "an offset from 0 to 5"),

@@ -189,5 +189,5 @@ def test_invalid_request_file_is_removed_and_logged(
         assert len(p.quarantine("totals")) == 3
 
     service.serve(main)
-    assert caplog.text.count("is not a request to this log, so it is removed") == 2
+    assert caplog.text.count("is not a request, so it is removed") == 2
     assert not list(directory.iterdir())

@@ -328,6 +328,7 @@ def test_options_override_environment_which_overrides_file(
 def test_serve_process_ends_cleanly_on_sigterm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = str(tmp_path / "facts")
     verb = [sys.executable, "-m", "delta_prop", "serve", "--data", data, "--port", "0", "--http-port", "0"]
+    verb += ["--advertise", "facts.example.net:7373"]
     with subprocess.Popen(verb, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -345,4 +346,5 @@ def test_serve_process_ends_cleanly_on_sigterm(tmp_path: Path, capfd: pytest.Cap
     assert (process.returncode, out) == (0, "")
     lines = [json.loads(line) for line in err.splitlines()]
     assert [line["message"].partition(":")[0] for line in lines] == ["log new", "serving", "ending", "ended"]
+    assert lines[1]["address"] == "facts.example.net:7373"
     assert main(["log", "verify", "--data", data]) == 0

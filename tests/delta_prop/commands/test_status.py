@@ -99,6 +99,8 @@ def test_sink_is_listed_and_forgotten(command: Command) -> None:
             "paused": False,
             "quarantined": 0,
             "lag": 2,
+            "stream": "default",
+            "partition": 0,
         }
     ]
     name, kind, offset, lag, lag_s, *rest = command("sinks").out.splitlines()[1].split()

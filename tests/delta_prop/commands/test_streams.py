@@ -75,6 +75,8 @@ def test_streams_of_a_directory_are_changed_and_listed(
         (["delete", "default", "--yes"], "exists in every data directory"),
         (["truncate", "orders", "--before", "1"], "give 0 to 0"),
         (["truncate", "orders", "--before", "0", "--partition", "7"], "WRONG_PARTITION"),
+        (["erase", "orders", "--vector", "v"], "give --yes"),
+        (["erase", "rows", "--vector", "v", "--yes"], "UNKNOWN_STREAM"),
         (["show", "rows"], "UNKNOWN_STREAM"),
     ],
 )
@@ -90,6 +92,32 @@ def test_mistake_is_one_line_and_changes_nothing(
     assert len(printed.err.splitlines()) == 1
     assert run("streams", "list", "--data", data, "--json") == 0
     assert [row["name"] for row in read_json(capsys)] == ["default", "orders"]
+
+
+def test_erased_vector_is_in_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, lines = tmp_path / "facts", tmp_path / "lines"
+    rows = [
+        {"vector_id": f"person-{number}", "op": "create", "vector": [number, 0.5]} for number in range(30)
+    ]
+    lines.write_text("".join(json.dumps(row | {"metadata": {"tag": "x"}}) + "\n" for row in rows))
+
+    def files_with(text: bytes) -> list[Path]:
+        return [path for path in data.rglob("*") if path.is_file() and text in path.read_bytes()]
+
+    with served(data) as server:
+        to = ("--to", f"127.0.0.1:{server.port}")
+        assert run("streams", "create", "people", "--partitions", 2, *to) == 0
+        assert run("publish", lines, "--stream", "people", *to) == 0
+        assert files_with(b"person-17")
+        capsys.readouterr()
+        assert run("streams", "erase", "people", "--vector", "person-17", "--yes", *to) == 0
+        assert "erased vector 'person-17': stream 'people'" in capsys.readouterr().out
+        assert not files_with(b"person-17")
+        assert files_with(b"person-18")
+    assert not files_with(b"person-17")
+    assert run("streams", "erase", "people", "--vector", "person-18", "--yes", "--data", data) == 0
+    assert not files_with(b"person-18")
+    assert files_with(b"person-19")
 
 
 def test_server_carries_out_the_same_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +138,7 @@ def test_server_carries_out_the_same_verbs(tmp_path: Path, capsys: pytest.Captur
     assert not [path for path in (tmp_path / "facts" / "streams").iterdir() if "orders" in path.name]
 
 
-def test_import_killed_and_repeated_has_one_effect_for_each_line(
+def test_import_killed_and_restarted_has_one_effect_for_each_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = write_lines(tmp_path / "lines", LINES)

@@ -112,6 +112,7 @@ def test_group_resumes_at_its_cursor(command: Command) -> None:
     command.publish(create_lines(1))
     (row,) = command("sinks", "--json").lines
     assert 0 < row.pop("lag_s") < 600
+    assert (row.pop("stream"), row.pop("partition")) == ("default", 0)
     assert row == {"name": "a/.. b", "kind": "group", "offset": 5, "required": False, "lag": 1}
     assert offsets(command, *group) == [5]
     assert offsets(command, *group, "--start", "4") == [], "the start was applied to an existing group"

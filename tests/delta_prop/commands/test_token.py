@@ -21,6 +21,7 @@ def test_printed_lines_match_the_printed_token(capsys: pytest.CaptureFixture[str
         "--operation",
         "create",
     ]
+    rights += ["--stream", "orders", "--stream", "web-*"]
     more = ["--rate", "2500", "--burst", "7", "--expires", "2027-01-01T00:00:00Z"]
     assert main(["token", "new", "importer", *rights, *more]) == OK
     captured = capsys.readouterr()
@@ -37,6 +38,7 @@ def test_printed_lines_match_the_printed_token(capsys: pytest.CaptureFixture[str
         rate=2500.0,
         burst=7,
         expires_at=1_798_761_600_000_000,
+        streams=("orders", "web-*"),
     )
     assert main(["token", "new", "ops", "--admin"]) == OK
     both_tables = captured.out + capsys.readouterr().out
@@ -75,6 +77,8 @@ def test_json_holds_lines_and_a_unique_token(capsys: pytest.CaptureFixture[str])
         (["a b", "--admin"], "NAME: 'a b': give 1 to 64 letters"),
         (["a", "--admin", "--burst", "0"], "--burst: 0: give a whole number of deltas from 1"),
         (["a", "--publish", "--namespace", "b*c"], "--namespace: 'b*c': put a * only at the end"),
+        (["a", "--admin", "--stream", "b*c"], "--stream: 'b*c': put a * only at the end"),
+        (["a", "--admin", "--stream", "b c"], "--stream: stream 'b c': give 1 to 249"),
         (["a", "--admin", "--rate", "fast"], "--rate 'fast' is not a number"),
         (["a", "--publish", "--namespace", "*", "--rate", "1\nadmin = true"], "is not a number"),
         (["a", "--publish", "--namespace", "*", "--burst", "1\nadmin = true"], "is not a number"),

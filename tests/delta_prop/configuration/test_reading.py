@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
 from typing import Any, get_args, get_type_hints
 
@@ -253,7 +254,9 @@ def test_shown_configuration_reads_back_unchanged() -> None:
     for configuration in (Configuration(), read_configuration(FULL_TEXT, folder="/etc/dp")):
         shown = to_toml(configuration)
         assert read_configuration(shown) == configuration
-        assert json.loads(to_json(configuration))["server"] == tomllib.loads(shown)["server"]
+        in_json = json.loads(to_json(configuration))["server"]
+        in_toml = tomllib.loads(shown)["server"]
+        assert {name: value for name, value in in_json.items() if value is not None} == in_toml
 
 
 @settings(max_examples=40)
@@ -264,9 +267,7 @@ def test_any_data_path_reads_back_unchanged(text: str) -> None:
 
 
 def test_every_key_is_shown() -> None:
-    shown = to_toml(Configuration()).replace(
-        "# min_compaction_lag_s is not set", "min_compaction_lag_s = unset"
-    )
+    shown = re.sub(r"# (\w+) is not set", r"\1 = unset", to_toml(Configuration()))
     for section in ServerSettings, Settings, LogSettings:
         names = [field.name for field in dataclasses.fields(section)]
         assert [name for name in names if f"\n{name} = " not in shown] == []

@@ -49,7 +49,10 @@ WRONG_LISTS = ["7", "[]", "[7]", "[{}]", "{a = 1}", "''", "['']"]
 
 MAY_BE_ZERO = {
     "server.port", "server.http_port", "server.vector_rate", "settings.linger_ms", "settings.retries",
-    "log.retention_bytes", "log.free_bytes_min", "log.reserve_bytes", "sinks[0].linger_ms",
+    "server.client_bytes_in_s", "server.client_bytes_out_s", "server.client_rows_in_s",
+    "server.client_rows_out_s", "server.client_requests_s", "server.streams_max", "server.partitions_max",
+    "log.retention_bytes", "log.free_bytes_min", "log.reserve_bytes", "log.tombstone_retention_s",
+    "sinks[0].linger_ms",
     "sinks[0].image_s", "sinks[0].hnsw.drift_share_max", "sinks[0].resident_bytes_max",
 }  # fmt: skip
 ANY_TEXT = {"log.made_by"}

@@ -27,7 +27,7 @@ from tests.delta_prop.commands.support import Command, create_lines
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from delta_prop_broker.log.durable import DurableLogStatistics
+    from delta_prop_broker.log.statistics import DurableLogStatistics
 
 DAY_S = 86_400.0
 RETENTION_S = 300.0

@@ -122,7 +122,7 @@ def test_corrupted_snapshot_is_reported_by_every_reader(
         finished = command(*arguments)
         assert finished.status == 1
         assert path.name in finished.err
-        assert "byte 152" in finished.err
+        assert "byte 176" in finished.err
     raw[20] ^= 1
     path.write_bytes(raw)
     finished = command("status", "--json")

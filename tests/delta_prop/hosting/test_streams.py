@@ -317,7 +317,7 @@ async def fill(streams: Streams, count: int = 60) -> Propagator:
 
 
 @pytest.mark.parametrize("before", [0, 17, 40, 60])
-def test_truncation_removes_whole_segments_below_the_offset(before: int) -> None:
+def test_truncation_removes_segments_below_the_offset(before: int) -> None:
     disk = SimDisk(1)
 
     async def main() -> None:

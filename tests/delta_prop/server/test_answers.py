@@ -29,7 +29,7 @@ class AnswersFixture:
             send=self.sent.append, is_overfull=False, is_ending=False, notify=lambda: None
         )
         connection: Any = SimpleNamespace(phase=phase)
-        refusals: Any = SimpleNamespace(record=self._record)
+        refusals: Any = SimpleNamespace(record=self._record, narrow=lambda refused: refused)
         scope: Any = SimpleNamespace(cancel_called=False, cancel=self._cancel)
         self.scope = scope
         self.answers = Answers(self.writer, connection, refusals, scope)

@@ -10,13 +10,27 @@ import pytest
 
 from delta_prop import Delta, LogSettings, opaque
 from delta_prop.api.propagator import Propagator
+from delta_prop.platform.sockets import SocketStream
 from delta_prop.server.consumer_session import ConsumerSession
 from delta_prop_broker.disk import FileRange
-from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Nack, Start, StartAt, Unsubscribe
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Nack,
+    Start,
+    StartAt,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
+from delta_prop_wire.topics import Topic
 from tests.delta_prop.server.raw import FrameClient, connected, serving
 
 if TYPE_CHECKING:
     from delta_prop.server.send_queue import SendChunk
+    from delta_prop_wire.frames import Subscribed
 
 
 @pytest.fixture(params=["asyncio", "asyncio+uvloop", "trio"])
@@ -74,6 +88,42 @@ async def test_late_subscriber_gets_file_ranges_then_new_rows(
             assert sum(file_range.size for file_range in ranges) > 400_000
             await publish_batches(p, 3)
             assert await receive_offsets(client, 30) == list(range(3_000, 3_030))
+
+
+async def test_unsubscribe_during_a_file_range_leaves_the_frames_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last subscription ends while the socket waits for the client to read a range of a file."""
+    subscriptions: list[tuple[ConsumerSession, int]] = []
+    sizes: list[int] = []
+
+    def record(self: ConsumerSession, request: Subscription, *more: Any) -> Subscribed:
+        granted = subscribe(self, request, *more)
+        subscriptions.append((self, granted.subscription))
+        return granted
+
+    async def unsubscribe_and_send(self: SocketStream, part: FileRange) -> None:
+        sizes.append(part.size)
+        if len(sizes) == 1:
+            session, number = subscriptions[0]
+            session.unsubscribe(number)
+        await send_file(self, part)
+
+    send_file, subscribe = SocketStream.send_file, ConsumerSession.subscribe
+    monkeypatch.setattr(SocketStream, "send_file", unsubscribe_and_send)
+    monkeypatch.setattr(ConsumerSession, "subscribe", record)
+    async with Propagator(data=tmp_path, log=LOG) as p:
+        await publish_batches(p, 300)
+        async with serving(p) as (_, address), connected(address) as client:
+            await client.hello()
+            await client.subscribe()
+            while not sizes:
+                await receive_offsets(client, 10)
+            await client.send(Subscribe(3, Subscription(2, (Topic.parse("*"),), Start(StartAt.LATEST))))
+            while (await client.until(Ack)).correlation_id != 3:
+                pass
+            await publish_batches(p, 1)
+            assert await receive_offsets(client, 10) == list(range(3_000, 3_010))
 
 
 async def test_group_takeover_loses_nothing(tmp_path: Path) -> None:

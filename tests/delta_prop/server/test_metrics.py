@@ -21,11 +21,12 @@ from delta_prop.partition.order.orderer import OrdererStatistics
 from delta_prop.partition.storage.log_reopener import ReopeningStatistics
 from delta_prop.server import metrics
 from delta_prop.server.metrics import Metrics
+from delta_prop.server.quotas import QuotaCounts, QuotaName
 from delta_prop.server.server_context import Counters, JobCounts
 from delta_prop.server.server_status import ServerStatus
 from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
-from delta_prop_broker.log.durable import DurableLogStatistics
+from delta_prop_broker.log.statistics import DurableLogStatistics
 from delta_prop_wire.core import core_mode
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
@@ -83,6 +84,12 @@ class CompleteStatus:
     def job_counts(self) -> JobCounts | None:
         return self.complete_job_counts
 
+    def quota_counts(self) -> dict[QuotaName, QuotaCounts]:
+        return {
+            QuotaName("token", "ci", "requests_s"): QuotaCounts(5.5, 17, 2),
+            QuotaName("stream", "orders", "rows_in_s"): QuotaCounts(100.0, 700),
+        }
+
     def groups(self) -> list[dict[str, Any]]:
         read = {"name": "g", "lag": 7, "lag_s": 3.5, "has_member": True, "standing_by": 2}
         return [
@@ -98,7 +105,7 @@ class CompleteStatus:
 
     def connections(self) -> list[dict[str, Any]]:
         states = [(False, False), (True, True), (True, False)]
-        common = {"client": "c", "lag": 5, "lag_s": 2.5}
+        common = {"client": "c", "lag": 5, "lag_s": 2.5, "held": True}
         return [
             {"number": number, "subscribed": subscribed, "catching_up": catching_up, "standing_by": False}
             | common
@@ -147,6 +154,14 @@ def test_every_table_row_finds_its_value() -> None:
         2,
         1,
     ]
+    quota = "ci", "requests_s", "token"
+    assert samples["connections_held", ()] == 3
+    assert [samples[f"quota_{name}", quota] for name in ("limit", "passed_total", "refused_total")] == [
+        5.5,
+        17,
+        2,
+    ]
+    assert samples["quota_passed_total", ("orders", "rows_in_s", "stream")] == 700
     assert samples["sink_state", ("storage", "idle")] == 1
     assert samples["sink_breaker_open", ("storage",)] == 1
     assert samples["pressure_deltas_per_second", ()] == 1234.5

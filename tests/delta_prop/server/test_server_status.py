@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, nan
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from delta_prop.partition.storage.log_reopener import ReopeningStatistics
 from delta_prop.server.server_context import Counters, JobCounts
 from delta_prop.server.server_status import ServerStatus, to_json_value
+from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop_wire.core import core_mode
@@ -25,6 +26,9 @@ class FakeService:
     counters: Counters | None = None
     is_ending: bool = False
     job_counts: JobCounts | None = None
+    settings: ServerSettings = field(
+        default_factory=lambda: ServerSettings(advertise="facts.example.net:7373")
+    )
 
     def jobs(self) -> list[dict[str, Any]]:
         return [{"job": "nightly"}]
@@ -66,6 +70,7 @@ def test_status_follows_a_server_from_start_to_end(monkeypatch: pytest.MonkeyPat
         status = server_status.status()
         assert json.loads(json.dumps(status, allow_nan=False)) == status
         assert status["ready"]
+        assert status["address"] == "facts.example.net:7373"
         assert status["accepted"] == 1
         assert status["log"]["next_offset"] == 1
         assert status["log_id"] == propagator.internals().partition.log.log_id.hex()

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from delta_prop.server.permissions import ALL_KINDS, Permissions
+from delta_prop.server.quotas import Limits
 from delta_prop.server.tokens import TOKENS_MAX, TokenDefaults, digest_of, make_token, parse_tokens
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
@@ -27,10 +28,15 @@ def test_token_table_becomes_permissions() -> None:
         publish=True,
         subscribe=True,
         namespaces='["docs", "img-*"]',
+        streams='["orders", "web-*", "_of.service"]',
         operations='["create", "sparse_add", "17"]',
         rate=50,
         burst=7,
         vector_rate=2.5,
+        bytes_in_s=5_000_000,
+        rows_out_s=7.5,
+        requests_s="inf",
+        connections=3,
         expires="2027-01-01T00:00:00Z",
     )
     (token,) = parse_tokens(text, DEFAULTS)
@@ -45,6 +51,9 @@ def test_token_table_becomes_permissions() -> None:
         burst=7,
         vector_rate=2.5,
         expires_at=1_798_761_600_000_000,
+        streams=("orders", "web-*", "_of.service"),
+        limits=Limits(bytes_in_s=5_000_000.0, rows_out_s=7.5),
+        connections=3,
     )
     assert "secret" not in repr(token)
     assert token.digest.hex() not in repr(token)
@@ -56,6 +65,8 @@ def test_missing_keys_deny_permission_and_take_defaults() -> None:
     )
     assert parse_permissions(table("a", "t", admin=True)).kinds_mask == ALL_KINDS
     assert parse_permissions(table("a", "t", publish=True, namespaces='["docs", "*"]')).namespaces is None
+    assert parse_permissions(table("a", "t", admin=True)).streams is None
+    assert parse_permissions(table("a", "t", admin=True, streams='["orders", "*"]')).streams is None
     assert parse_permissions(table("a", "t", publish=True, forward=True, namespaces='["*"]')).forward
 
 
@@ -107,11 +118,24 @@ def test_default_burst_is_a_tenth_of_a_second(rate: str, burst: int) -> None:
         (table("a", "t", admin=True, namespaces='["ok", ""]'), "token[0].namespaces[1]: ''"),
         (table("a", "t", admin=True, namespaces=f'["{"x" * 257}"]'), "token[0].namespaces[0]"),
         (table("a", "t", admin=True, operations='["create", "drop"]'), "token[0].operations[1]: 'drop'"),
+        (table("a", "t", admin=True, streams='"orders"'), "token[0].streams: 'orders': give a list"),
+        (table("a", "t", admin=True, streams='["ok", 7]'), "token[0].streams[1]: 7: give a name"),
+        (table("a", "t", admin=True, streams='["a*b"]'), "token[0].streams[0]: 'a*b': put a * only"),
+        (table("a", "t", admin=True, streams='["a/b"]'), "token[0].streams[0]: stream 'a/b': give 1 to 249"),
+        (table("a", "t", admin=True, streams='[""]'), "token[0].streams[0]: stream '': give 1 to 249"),
         (table("a", "t", admin=True, operations=3), "token[0].operations: 3: give a list"),
         (table("a", "t", admin=True, rate=0), "token[0].rate: 0: give deltas per second, above 0"),
         (table("a", "t", admin=True, rate="nan"), "token[0].rate: nan"),
         (table("a", "t", admin=True, rate=True), "token[0].rate: True"),
         (table("a", "t", admin=True, vector_rate=-1), "token[0].vector_rate: -1"),
+        (
+            table("a", "t", admin=True, bytes_in_s=0),
+            "token[0].bytes_in_s: 0: give an amount per second, above",
+        ),
+        (table("a", "t", admin=True, rows_out_s="nan"), "token[0].rows_out_s: nan"),
+        (table("a", "t", admin=True, requests_s=True), "token[0].requests_s: True"),
+        (table("a", "t", admin=True, connections=0), "token[0].connections: 0: give a whole number"),
+        (table("a", "t", admin=True, connections=1.5), "token[0].connections: 1.5"),
         (table("a", "t", admin=True, burst=0), "token[0].burst: 0: give a whole number"),
         (table("a", "t", admin=True, burst=1.5), "token[0].burst: 1.5"),
         (table("a", "t", admin=True, expires="2027-01-01T00:00:00"), "token[0].expires: datetime"),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.spark.data_source import sending  # noqa: E402
-from delta_prop.spark.data_source.sending import slice_blocks  # noqa: E402
+from delta_prop.spark.data_source import slices  # noqa: E402
+from delta_prop.spark.data_source.slices import slice_blocks  # noqa: E402
 
 ROWS = [{"vector_id": f"doc-{number}", "vector": [float(number)] * (number % 7)} for number in range(200)]
 
@@ -28,8 +28,8 @@ def batches(cuts: list[int]) -> list[pa.RecordBatch]:
 @given(st.lists(st.integers(0, 200), max_size=8))
 def test_ends_of_blocks_depend_only_on_the_rows(cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sending, "BLOCK_ROWS", 30)
-        patch.setattr(sending, "BLOCK_BYTES", 400)
+        patch.setattr(slices, "BLOCK_ROWS", 30)
+        patch.setattr(slices, "BLOCK_BYTES", 400)
         blocks = list(slice_blocks(batches(cuts)))
     assert [row for block in blocks for row in block.to_pylist()] == ROWS
     sizes = [block.num_rows for block in blocks]

@@ -109,7 +109,7 @@ def test_read_schema_may_have_only_some_columns() -> None:
     check_read_schema(READ_SCHEMA)
     check_read_schema(schema_of(vector_id=TEXT, offset=LongType()))
     with pytest.raises(
-        UsageError, match="column vec is not a column of a read: name some of offset, vector_id"
+        UsageError, match="column vec is not a column of a read: name some of offset, partition, vec"
     ):
         check_read_schema(schema_of(vec=NUMBERS))
     with pytest.raises(

@@ -57,7 +57,7 @@ def test_stats_of_a_log_equal_counts_of_its_rows(spark: SparkSession, tmp_path: 
     batches = write(tmp_path, HISTORY).batches
     log_stats = stats(spark, str(tmp_path), start=position_of(20))
     vectors, kinds = count_row_by_row(batches, 20, 1 << 60)
-    assert (log_stats.start_offset, log_stats.next_offset, log_stats.sinks) == (20, 240, [])
+    assert (log_stats.ranges, log_stats.sinks) == ([(0, 20, 240)], [])
     assert {(row.namespace, row.op): row.deltas for row in log_stats.traffic.collect()} == kinds
     hot = [((row.namespace, row.vector_id), row.deltas) for row in log_stats.vectors.limit(3).collect()]
     assert [deltas for _, deltas in hot] == [deltas for _, deltas in vectors.most_common(3)]

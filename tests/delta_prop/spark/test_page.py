@@ -44,7 +44,7 @@ def test_page_documents_every_option_and_no_other() -> None:
 
 def test_page_documents_every_column_and_no_other() -> None:
     rows = pytest.importorskip("delta_prop.spark.data_source.rows", exc_type=ImportError)
-    assert sorted(first_cells(section("Columns"))) == sorted(rows.SCHEMA.names)
+    assert sorted(first_cells(section("Columns"))) == sorted(rows.STREAM_SCHEMA.names)
 
 
 @pytest.mark.spark

@@ -22,22 +22,26 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from delta_prop.client.ranges import LogBounds
 from delta_prop.spark.columns import READ_SCHEMA
 from delta_prop.spark.data_source import reading, rows
 from delta_prop.spark.data_source.pushdown import ReadFilter, narrow
-from delta_prop.spark.data_source.reading import Reader, split_range
+from delta_prop.spark.data_source.reading import OffsetRange, Reader, split_ranges
 from delta_prop.spark.data_source.rows import SCHEMA, merge_batches
 from delta_prop.spark.options import read_options
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Source, create
 from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.stamp import LogName
 from delta_prop_wire.topics import ALL, Topic
 
 NOW_US = 1_900_000_000_000_000
 """A time after all times in the tests."""
 
-BOUNDS = LogBounds(bytes(16), 3, 0, 1_000_000)
+
+def offset_range(start: int, end: int, partition: int = 0) -> OffsetRange:
+    return OffsetRange(start, end, bytes(16), 3, LogName(7, partition))
+
+
 NEWS = (Topic.parse("c:news"),)
 
 
@@ -54,14 +58,32 @@ NEWS = (Topic.parse("c:news"),)
 def test_range_is_split_into_partitions(
     start: int, end: int, partitions: int | None, expected: list[tuple[int, int]]
 ) -> None:
-    ranges = split_range(start, end, BOUNDS, partitions)
+    ranges = split_ranges([offset_range(start, end)], partitions)
     assert [(one.start, one.end) for one in ranges] == expected
-    assert {(one.log_id, one.epoch) for one in ranges} == {(bytes(16), 3)}
+    assert {(one.log_id, one.epoch, one.log) for one in ranges} == {(bytes(16), 3, (7, 0))}
     assert pickle.loads(pickle.dumps(ranges)) == ranges
 
 
 def test_huge_range_has_a_bounded_number_of_partitions() -> None:
-    assert len(split_range(0, 10**12, BOUNDS, None)) == reading.PARTITIONS_DEFAULT_MAX
+    assert len(split_ranges([offset_range(0, 10**12)], None)) == reading.PARTITIONS_DEFAULT_MAX
+    ranges = [offset_range(0, 10**12, partition) for partition in range(3)]
+    assert len(split_ranges(ranges, None)) == reading.PARTITIONS_DEFAULT_MAX // 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("partitions", "expected"),
+    [
+        (None, [(1, 0, 10), (3, 5, 35)]),
+        (1, [(1, 0, 10), (3, 5, 35)]),
+        (8, [(1, 0, 5), (1, 5, 10), *((3, start, start + 5) for start in range(5, 35, 5))]),
+    ],
+)
+def test_each_log_with_rows_has_a_task(partitions: int | None, expected: list[tuple[int, int, int]]) -> None:
+    ranges = [offset_range(*one) for one in ((0, 0, 0), (0, 10, 1), (9, 9, 2), (5, 35, 3))]
+    split = split_ranges(ranges, partitions)
+    assert [(one.log.partition, one.start, one.end) for one in split] == expected
+    assert split_ranges(ranges[::2], partitions) == [ranges[0]]
+    assert split_ranges([], partitions) == []
 
 
 def make_logged(count: int, offset: int) -> LoggedBatch:

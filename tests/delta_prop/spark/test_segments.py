@@ -15,7 +15,7 @@ pa = pytest.importorskip("pyarrow")
 from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition  # noqa: E402
 from delta_prop.spark.data_source import segments  # noqa: E402
 from delta_prop.spark.data_source.segments import log_of, states_of  # noqa: E402
-from delta_prop.spark.jobs.counting import open_log_for_counting  # noqa: E402
+from delta_prop.spark.jobs.counting import open_logs_for_counting  # noqa: E402
 from delta_prop.spark.states.buckets import bucket_count_for, fold_blobs, spread  # noqa: E402
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
@@ -160,7 +160,7 @@ def test_planning_leaves_no_file_open(tmp_path: Path) -> None:
     write(tmp_path, HISTORY)
     write(tmp_path / "compacted", HISTORY, COMPACTING)
     before = len(os.listdir("/proc/self/fd"))
-    open_log_for_counting(str(tmp_path), EARLIEST, LATEST)
+    open_logs_for_counting(str(tmp_path), EARLIEST, LATEST)
     for path in (tmp_path, tmp_path / "compacted"):
         states_of(str(path))
         with pytest.raises(UsageError):

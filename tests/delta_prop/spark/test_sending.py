@@ -13,9 +13,9 @@ pa = pytest.importorskip("pyarrow")
 from delta_prop.client import SyncProducer  # noqa: E402
 from delta_prop.client.jobs import Decision, JobState, StagedPart, decide  # noqa: E402
 from delta_prop.client.ranges import RangeReader  # noqa: E402
-from delta_prop.spark.data_source import direct, sending  # noqa: E402
+from delta_prop.spark.data_source import direct, slices  # noqa: E402
 from delta_prop.spark.data_source.direct import COUNTERS_PER_BATCH, NumberedPart  # noqa: E402
-from delta_prop.spark.data_source.results import PartResult  # noqa: E402
+from delta_prop.spark.data_source.results import PartResult, StagedRows  # noqa: E402
 from delta_prop.spark.data_source.sending import stage_part  # noqa: E402
 from delta_prop.spark.options import WriteOptions, write_options  # noqa: E402
 from delta_prop_wire.delta import Delta, Priority, create  # noqa: E402
@@ -45,7 +45,7 @@ class TaskDied(Exception):
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "BLOCK_ROWS", 10)
+    monkeypatch.setattr(slices, "BLOCK_ROWS", 10)
 
 
 @pytest.fixture
@@ -333,9 +333,7 @@ def make_namespace_known(service: Served) -> None:
 
 def commit(service: Served, job: str, parts: list[tuple[int, int, PartResult]]) -> JobState:
     staged_parts = [
-        StagedPart(part, attempt, result.deltas, result.checksum)
-        for part, attempt, result in parts
-        if result.deltas
+        StagedPart(part, attempt, *result.staged[0][:2]) for part, attempt, result in parts if result.staged
     ]
     state = decide(service.address, job, Decision.COMMIT, staged_parts).state
     for _ in range(400):
@@ -357,7 +355,7 @@ def test_job_is_visible_only_after_its_commit(service: Served) -> None:
     assert keys_in_log(service) == KEYS
     for attempt in (0, 18):
         result = stage_part(rows(KEYS[60:]), options(service), "nightly", 1, attempt)
-        assert result == PartResult(35, was_decided=True, checksum=second.checksum)
+        assert result == PartResult(35, staged={0: second.staged[0]._replace(was_decided=True)})
     assert commit(service, "nightly", [(0, 1, first), (1, 2, second)]) is JobState.PUBLISHED
     assert keys_in_log(service) == KEYS
     with pytest.raises(Refused, match="JOB_DECIDED"):
@@ -376,7 +374,8 @@ def test_other_rows_under_a_committed_name_are_refused(service: Served) -> None:
 
 def test_part_with_another_checksum_is_not_committed(service: Served) -> None:
     result = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
-    result.checksum ^= 1
+    deltas, checksum, _ = result.staged[0]
+    result.staged[0] = StagedRows(deltas, checksum ^ 1)
     with pytest.raises(Refused, match=r"UNKNOWN_JOB.*nothing is decided"):
         commit(service, "nightly", [(0, 17, result)])
     assert keys_in_log(service) == []

@@ -40,7 +40,11 @@ def publish(service: Served, count: int) -> None:
 
 
 def offset(position: dict[str, Any]) -> int:
-    return int(position["0"])
+    return int(position["0"]["offset"])
+
+
+def moved(position: dict[str, Any], offset: int) -> dict[str, Any]:
+    return {"0": position["0"] | {"offset": offset}}
 
 
 def test_stream_advances_by_its_limit_up_to_the_log_end() -> None:
@@ -70,7 +74,7 @@ def test_available_now_ends_where_the_log_ended() -> None:
         position = reader.latestOffset(reader.initialOffset(), READ_ALL)
         assert offset(position) == 100
         assert reader.latestOffset(position, READ_ALL) == position
-        beyond = position | {"0": 120}
+        beyond = moved(position, 120)
         assert reader.latestOffset(beyond, READ_ALL) == beyond
 
 
@@ -107,7 +111,7 @@ def test_another_log_is_refused_and_not_skipped() -> None:
         reader = stream(other)
         for call in (reader.latestOffset, reader.partitions):
             with pytest.raises(
-                UsageError, match=f"of log {position['log']}, but the log here is .* give the url"
+                UsageError, match=f"of log {position['0']['log']}, but the log here is .* give the url"
             ):
                 call(position, READ_ALL)
 
@@ -117,9 +121,9 @@ def test_offsets_removed_from_the_log_are_reported() -> None:
         publish(service, 50)
         reader = stream(service)
         position = reader.initialOffset()
-        (early,) = reader.partitions(position, position | {"0": 10})
+        (early,) = reader.partitions(position, moved(position, 10))
         publish(service, 300)
-        first = reader._range_reader().bounds().start_offset
+        first = reader._bounds()[0].start_offset
         removed = f"option start 3: the log has removed the offsets before {first}: give that one, a later"
         with pytest.raises(UsageError, match=removed):
             stream(service, start="3").initialOffset()
@@ -134,6 +138,6 @@ def test_log_shorter_than_the_checkpoint_is_refused() -> None:
     with served() as service:
         publish(service, 7)
         reader = stream(service)
-        ahead = reader.initialOffset() | {"0": 9}
+        ahead = moved(reader.initialOffset(), 9)
         with pytest.raises(UsageError, match="at offset 9, but the log ends at 7, because a disk failure"):
             reader.latestOffset(ahead, READ_ALL)

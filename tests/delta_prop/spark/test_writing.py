@@ -32,6 +32,7 @@ from delta_prop.spark.data_source.results import (
     ROWS_REPORTED_MAX,
     PartResult,
     RowsRefused,
+    StagedRows,
     format_direct_refused,
     format_job_refused,
     format_written,
@@ -174,7 +175,7 @@ def test_deltas_refused_when_a_job_is_published_are_reported(
 
 def test_commit_of_unknown_parts_is_refused(service: Served) -> None:
     with pytest.raises(Refused, match="UNKNOWN_JOB"):
-        writer(service).commit([PartReport(0, 5, PartResult(10))])
+        writer(service).commit([PartReport(0, 5, PartResult(10, staged={0: StagedRows(10, 0)}))])
     writer(service).abort([])
 
 
@@ -296,5 +297,7 @@ def test_report_texts_count_rows_and_parts() -> None:
         "job x", [PartResult(5, processed_before=3), PartResult(5, processed_before=1)], 1.0
     )
     assert "10 deltas of 2 parts in 1.0 s, 4 of them written before under this name;" in line
-    line = format_written("job x", [PartResult(1, was_decided=True), PartResult(2, was_decided=True)], 1.0)
+    line = format_written(
+        "job x", [PartResult(one, staged={0: StagedRows(one, 0, was_decided=True)}) for one in (1, 2)], 1.0
+    )
     assert line.endswith("; 2 parts had been committed before, and were not sent")

@@ -158,6 +158,13 @@ class HeadsMachine(RuleBasedStateMachine):
         self.both(lambda table: [table.stored_head(*row) for row in rows])
         self.both(lambda table: [table.is_incomplete(namespace) for namespace in (*NAMESPACES, "?")])
 
+    @rule(namespace=st.sampled_from((*NAMESPACES, "?")), key=st.sampled_from(KEYS))
+    def forget(self, namespace: str, key: str) -> None:
+        head = self.both(lambda table: table.stored_head(namespace, key))
+        assert self.both(lambda table: table.forget(namespace, key)) == (head is not None and not head.alive)
+        if head is not None and not head.alive:
+            assert self.both(lambda table: table.stored_head(namespace, key)) is None
+
     @rule(dimensions=st.dictionaries(st.sampled_from(NAMESPACES), st.integers(1, 3), max_size=2))
     def note_foreign_vectors(self, dimensions: dict[str, int]) -> None:
         self.both(lambda table: table.note_foreign_vectors(dimensions))
