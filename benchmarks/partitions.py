@@ -1,8 +1,8 @@
 """Measures many partitions in one process: start, memory, the cost of idle ones, durable commits of many.
 
 A service is started on a directory of one partition and on one of a thousand, each of which was written and
-closed; a client then publishes to one of them. In a program, callers publish durable calls to one partition
-and to a hundred.
+closed; a client then publishes to one of them. In a program, as many callers publish durable calls to one
+partition as to a hundred: few, so that each commit has the rows of one call, and enough for the full rate.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from delta_prop_wire.delta import Delta, opaque
 STREAM = "bench"
 PARTITIONS, ACTIVE = 1_000, 100
 CALL_DELTAS, CALLS_IN_FLIGHT, CALLS = 100, 40, 400
+FEW, MANY = ACTIVE, 8 * ACTIVE
+"""Numbers of callers: one for each active partition, and eight."""
 DIMENSION = 32
 WINDOW_S = 3.0
 START = Goal("", "start on 1,000 partitions after a clean close, s", 5.0, unit="s", less=True)
 MEMORY = Goal("", "memory of the idle service above one of one partition, MB", 1_000.0, unit="MB", less=True)
 COST = Goal("", "CPU a delta of one active partition, 1,000 partitions over one", 1.1, less=True)
-RATE = Goal("", "durable rate over 100 active partitions, of one's", 0.5)
+RATE = Goal("", f"durable rate over 100 active partitions, of one's, {MANY} callers", 0.5)
 
 
 class Service(NamedTuple):
@@ -46,6 +48,13 @@ class Service(NamedTuple):
     memory_mb: float
     cpu_us: float
     lost: int
+
+
+class Load(NamedTuple):
+    """A number of callers, and the partitions that they publish to."""
+
+    callers: int
+    partitions: int
 
 
 class Window(NamedTuple):
@@ -61,7 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = options_of("partitions", __doc__, rounds=5).parse_args(arguments)
     count = 50 if given.quick else PARTITIONS
     services: dict[int, list[Service]] = {1: [], count: []}
-    windows: dict[int, list[Window]] = {1: [], ACTIVE: []}
+    windows: dict[Load, list[Window]] = {
+        Load(callers, partitions): [] for callers in (FEW, MANY) for partitions in (1, ACTIVE)
+    }
     with tempfile.TemporaryDirectory(prefix="delta-prop-partitions-") as folder:
         for number in services:
             anyio.run(_fill, Path(folder, str(number), "data"), number)
@@ -121,9 +132,9 @@ async def _publish(address: str, name: str) -> int:
 
 
 async def _measure_windows(
-    folder: str, windows: dict[int, list[Window]], rounds: int, window_s: float
+    folder: str, windows: dict[Load, list[Window]], rounds: int, window_s: float
 ) -> None:
-    """Measure windows of durable calls by 100 callers, to one partition and to 100, in turn."""
+    """Measure a window of durable calls with each load, in turn."""
     async with Streams(data=Path(folder, "durable")) as streams:
         await streams.create(STREAM, ACTIVE)
         partitions = {
@@ -131,14 +142,14 @@ async def _measure_windows(
             ACTIVE: [await streams.open(STREAM, k) for k in range(ACTIVE)],
         }
         for turn in range(rounds + 1):  # the first one warms up
-            for count, propagators in partitions.items():
-                window = await _measure_window(propagators, window_s)
+            for load, found in windows.items():
+                window = await _measure_window(partitions[load.partitions], load.callers, window_s)
                 if turn:
-                    windows[count].append(window)
-                    print(f"{turn} durable, {count} partitions: {window}", file=sys.stderr)
+                    found.append(window)
+                    print(f"{turn} durable, {load}: {window}", file=sys.stderr)
 
 
-async def _measure_window(propagators: list[Propagator], window_s: float) -> Window:
+async def _measure_window(propagators: list[Propagator], callers: int, window_s: float) -> Window:
     ids, vectors = [f"v{row}" for row in range(CALL_DELTAS)], np.zeros((CALL_DELTAS, DIMENSION), np.float32)
     durations: list[float] = []
     began, commits = time.perf_counter(), _commits(propagators)
@@ -149,7 +160,7 @@ async def _measure_window(propagators: list[Propagator], window_s: float) -> Win
             await p.publish_many(ids, vectors)
             durations.append(time.perf_counter() - called_at)
 
-    await asyncio.gather(*(call_repeatedly(propagators[k % len(propagators)]) for k in range(ACTIVE)))
+    await asyncio.gather(*(call_repeatedly(propagators[k % len(propagators)]) for k in range(callers)))
     seconds = time.perf_counter() - began
     return Window(
         len(durations) * CALL_DELTAS / seconds,
@@ -163,7 +174,7 @@ def _commits(propagators: list[Propagator]) -> int:
     return sum(log.commits for log in logs if isinstance(log, DurableLogStatistics))
 
 
-def _report(services: dict[int, list[Service]], windows: dict[int, list[Window]]) -> Results:
+def _report(services: dict[int, list[Service]], windows: dict[Load, list[Window]]) -> Results:
     results = Results("partitions")
     rows = [
         (f"{count} partitions", *(str(Figure.of([each[at] for each in rounds])) for at in range(3)))
@@ -172,26 +183,36 @@ def _report(services: dict[int, list[Service]], windows: dict[int, list[Window]]
     header = ("service", "start, s", "memory, MB", "CPU a delta, µs")
     results.tables.append(table("One active partition", header, rows))
     rows = [
-        (f"{count} partitions", *(str(Figure.of([each[at] for each in rounds])) for at in range(3)))
-        for count, rounds in windows.items()
+        (
+            f"{load.callers} callers, {load.partitions} partitions",
+            *(str(Figure.of([each[at] for each in rounds])) for at in range(3)),
+        )
+        for load, rounds in windows.items()
     ]
-    header = ("durable calls of 100 deltas", "deltas a second", "syncs a second", "p99, ms")
-    results.tables.append(table(f"{ACTIVE} callers", header, rows))
+    header = ("calls of 100 deltas", "deltas a second", "syncs a second", "p99, ms")
+    results.tables.append(table("Durable calls", header, rows))
     single, many = services.values()
-    one, active = windows.values()
     results.add_goal(START, [each.start_s for each in many])
     memory = [each.memory_mb - other.memory_mb for each, other in zip(many, single, strict=True)]
     results.add_goal(MEMORY, memory)
     results.add_goal(COST, ratios([each.cpu_us for each in many], [each.cpu_us for each in single]))
-    rates = ratios([each.deltas_a_second for each in active], [each.deltas_a_second for each in one])
-    results.add_goal(RATE, rates)
+    results.add_goal(RATE, _rate_ratios(windows, MANY))
     lost = sum(each.lost for rounds in services.values() for each in rounds)
     if lost:
         results.failures.append(f"{lost} deltas were not acknowledged")
+    few = Figure.of(_rate_ratios(windows, FEW))
+    results.notes.append(
+        f"with one call in flight in each partition the rate over {ACTIVE} is {few} of one's"
+    )
     results.notes.append(
         "a partition that was closed cleanly opens at its first use, so idle ones cost nothing"
     )
     return results
+
+
+def _rate_ratios(windows: dict[Load, list[Window]], callers: int) -> list[float]:
+    one, active = ([each.deltas_a_second for each in windows[Load(callers, count)]] for count in (1, ACTIVE))
+    return ratios(active, one)
 
 
 if __name__ == "__main__":

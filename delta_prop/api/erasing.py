@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.delivery.redelivery import ForgetRequest
+from delta_prop_broker.segments.paths import JOBS
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
+    from delta_prop.delivery.request_executor import StoredJobs
     from delta_prop.delivery.sink_manager import SinkManager
     from delta_prop.delivery.sink_runtime import SinkRuntime
     from delta_prop.partition.partition import Partition
@@ -32,10 +34,13 @@ async def erase_vector(
     sinks: SinkManager,
     vector: tuple[str, str],
     *,
+    jobs: StoredJobs | None,
     delete: Callable[[], Awaitable[object]],
     timeout_s: float,
 ) -> None:
     """Erase a vector (namespace, vector id) of a partition. `delete` publishes its delete, durably.
+
+    `jobs`: of the server; None without one, when no file of jobs may be there.
 
     Raises Refused (CONFLICT: it was written again; PROCESSING_FAILED: not done in time), UsageError, OSError.
     """
@@ -45,11 +50,14 @@ async def erase_vector(
             "erase: only a log on disk with compaction replaces its rows by a snapshot; without one, rows go "
             "when they are older than retention_s: delete the vector, and wait, or truncate the log"
         )
+    await _check_jobs(partition, jobs)
     erasure = _Erasure(partition, storage, sinks, vector)
     storage.log.begin_erase(*vector)
     try:
         with anyio.fail_after(timeout_s):
             await erasure.run(delete)
+            if jobs is not None:
+                await jobs.forget_vector(vector[1])
     except TimeoutError:
         raise Refused(
             ErrorCode.PROCESSING_FAILED,
@@ -59,6 +67,20 @@ async def erase_vector(
         ) from None
     finally:
         storage.log.end_erase(*vector)
+
+
+async def _check_jobs(partition: Partition, jobs: StoredJobs | None) -> None:
+    """Check that no staged job may have the vector, before it is deleted. Raises Refused, UsageError."""
+    if jobs is not None:
+        jobs.check_erasable()
+        return
+    assert partition.disk is not None
+    list_jobs: Callable[[], list[str]] = partial(partition.disk.list, JOBS)
+    if await partition.world.new_threads().run(list_jobs):
+        raise UsageError(
+            "erase: the directory has files of a server's jobs, which may name the vector: erase it in the "
+            "server, with `delta-prop streams erase`"
+        )
 
 
 class _Erasure:

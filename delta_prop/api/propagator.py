@@ -314,8 +314,9 @@ class Propagator:
 
         `namespace`: if absent, the text before the first `:` of the vector id, else `default`.
         All rows of the log that there are now are replaced by a snapshot first, which takes its time in a
-        large log. Backups and other services keep what they have. Raises Refused (CONFLICT: it was written
-        again meanwhile; PROCESSING_FAILED: not done in time, and why), UsageError, OSError.
+        large log. Backups and other services keep what they have. With a server's jobs in the directory,
+        only the server erases. Raises Refused (CONFLICT: it was written again meanwhile; PROCESSING_FAILED:
+        not done in time, and why), UsageError, OSError.
         """
         self._lifecycle.check()
         check_texts(vector_id=vector_id)
@@ -326,6 +327,7 @@ class Propagator:
             self._partition,
             self._sinks,
             (namespace, vector_id),
+            jobs=None if self._request_executor is None else self._request_executor.jobs,
             delete=partial(self.publish, deleted, ack_level=AckLevel.DURABLE, timeout_s=timeout_s),
             timeout_s=timeout_s,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -23,6 +23,16 @@ logger = logging.getLogger("delta_prop")
 _REQUEST_TIMEOUT_S = 30.0
 
 
+class StoredJobs(Protocol):
+    """The jobs of a server, whose files may have a vector that is to be erased."""
+
+    def check_erasable(self) -> None:
+        """Check that no staged part may have the vector. Raises Refused."""
+
+    async def forget_vector(self, vector_id: str) -> None:
+        """Remove its id from all files, durably. Raises Refused, OSError."""
+
+
 class RequestExecutor:
     """Carries out the requests for one partition. `place`: which one it is; `log_id`: of its log."""
 
@@ -37,6 +47,8 @@ class RequestExecutor:
         sinks.quarantines.requests_disk = root
         self.reset_group: Callable[[str, int], Awaitable[bool]] | None = None
         """Set by a server: moves the cursor of a group that is open in it; False if it is not open there."""
+        self.jobs: StoredJobs | None = None
+        """Set by a server: its jobs in this partition."""
 
     def needs_attached(self, request: OperatorRequest) -> bool:
         """True if the request waits for a sink that is attached, so that it may take long."""

@@ -103,7 +103,7 @@ def open_readonly_log(
 def _open_with_retries(path: str, name: PartitionName) -> tuple[Disk, DurableLog, RecoveryReport]:
     disk = open_disk(path)
     place = PLACE_OF_DEFAULT if name == DEFAULT_PARTITION else find_place(disk, name)
-    data = DataDirectory.open(disk, reserve_bytes=0, read_only=True)
+    data = DataDirectory.open(disk, reserve_bytes=0, clock=_NoClock(), read_only=True)
     state = Subdirectory(disk, place.state_path) if place.state_path else disk
     for attempt in range(_ATTEMPTS_MAX):
         try:

@@ -85,8 +85,12 @@ class Streams:
     async def __aenter__(self) -> Streams:
         world = self._world = self._custom_world or real_world()
         self._threads = world.new_threads()
-        disk, reserve_bytes = world.open_disk(self._path), self._log_settings.reserve_bytes
-        open_directory = partial(DataDirectory.open, disk, reserve_bytes=reserve_bytes)
+        open_directory = partial(
+            DataDirectory.open,
+            world.open_disk(self._path),
+            reserve_bytes=self._log_settings.reserve_bytes,
+            clock=world.clock,
+        )
         self._data = await self._threads.run(open_directory)
         try:
             self._catalogue = await self._threads.run(self._read_catalogue)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 
 from delta_prop.server.part_file import (
-    DIRECTORY,
     PART_SUFFIX,
     PartHead,
     PartPosition,
@@ -26,7 +25,7 @@ from delta_prop.server.part_file import (
     read_head,
 )
 from delta_prop_broker.corruption import LogCorrupted
-from delta_prop_broker.segments.paths import TEMPORARY
+from delta_prop_broker.segments.paths import JOBS, TEMPORARY
 from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.frames import JobState, JobStatus, RefusedRow, StagedPart
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _DECISION_SUFFIX, _PROGRESS_SUFFIX = ".job", ".at"
+ERASED = "its vector was erased since"
 
 
 class JobCorrupted(DeltaPropError):
@@ -95,6 +95,17 @@ class Progress:
             )
             rows = (*rows, RefusedRow(row.part, row.row, *truncated))
         return replace(self, refused=self.refused + count, refused_rows=rows)
+
+    def without_vector(self, vector_id: str) -> Progress:
+        """Return the progress without the id of a vector, and without reasons that name it."""
+        listed = truncate(vector_id, REFUSED_ID_BYTES_MAX)
+        rows = tuple(
+            row._replace(vector_id="", text=ERASED)
+            if row.vector_id == listed or vector_id in row.text
+            else row
+            for row in self.refused_rows
+        )
+        return self if rows == self.refused_rows else replace(self, refused_rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +182,19 @@ class JobFiles:
     def prepare(self) -> None:
         """Create the directory, durably."""
         if not self._prepared:
-            self.disk.make_directory(DIRECTORY)
+            self.disk.make_directory(JOBS)
             self.disk.sync_directory("")
             self._prepared = True
 
     def read_decisions(self) -> tuple[list[JobDecision], dict[str, JobCorrupted]]:
         """Return all decisions, in the order in which they were made, and the corrupted ones, by stem."""
         decisions, corrupted = [], {}
-        for name in self.disk.list(DIRECTORY):
+        for name in self.disk.list(JOBS):
             stem = name.removesuffix(_DECISION_SUFFIX)
             if stem == name:
                 continue
             try:
-                decision = read_decision(self.disk, f"{DIRECTORY}/{name}")
+                decision = read_decision(self.disk, f"{JOBS}/{name}")
             except JobCorrupted as error:
                 corrupted[stem] = error
                 continue
@@ -199,16 +210,10 @@ class JobFiles:
         Unless `read_only`, truncate torn tails, and remove the files that no decision needs.
         """
         skipped = frozenset(corrupted)
-        needed: dict[str, set[str]] = {}
-        for decision in decisions:
-            stem = stem_of(decision.job)
-            needed[stem] = {path_of(stem, part.part, part.attempt) for part in decision.parts}
-            needed[stem].add(f"{DIRECTORY}/{stem}{_DECISION_SUFFIX}")
-            if decision.parts:
-                needed[stem].add(f"{DIRECTORY}/{stem}{_PROGRESS_SUFFIX}")
+        needed = _needed_paths(decisions)
         parts, unneeded = [], []
-        for name in self.disk.list(DIRECTORY):
-            path, stem = f"{DIRECTORY}/{name}", name.partition("-")[0].partition(".")[0]
+        for name in self.disk.list(JOBS):
+            path, stem = f"{JOBS}/{name}", _stem_in(name)
             if stem in skipped:
                 continue
             needed_paths, staged = needed.get(stem), None
@@ -224,11 +229,17 @@ class JobFiles:
             self.remove(unneeded)
         return parts
 
+    def remove_unneeded(self, decisions: Iterable[JobDecision]) -> None:
+        """Remove the files of decided jobs that no decision needs; a failing disk has left them."""
+        needed = _needed_paths(decisions)
+        paths = {f"{JOBS}/{name}": needed.get(_stem_in(name)) for name in self.disk.list(JOBS)}
+        self.remove(path for path, needed_paths in paths.items() if needed_paths and path not in needed_paths)
+
     def count_by_state(self) -> dict[str, int]:
         """Count the jobs by state, without reading staged parts."""
         decisions, corrupted = self.read_decisions()
         known = corrupted.keys() | {stem_of(decision.job) for decision in decisions}
-        parts = {name.partition("-")[0] for name in self.disk.list(DIRECTORY) if name.endswith(PART_SUFFIX)}
+        parts = {name.partition("-")[0] for name in self.disk.list(JOBS) if name.endswith(PART_SUFFIX)}
         counts = Counter(decision.state.value for decision in decisions)
         counts |= Counter({JobState.STAGING.value: len(parts - known), "corrupted": len(corrupted)})
         return {state: count for state, count in counts.items() if count}
@@ -236,37 +247,37 @@ class JobFiles:
     def write_decision(self, decision: JobDecision) -> None:
         """Write a decision; durable when this returns."""
         self.prepare()
-        path = f"{DIRECTORY}/{stem_of(decision.job)}{_DECISION_SUFFIX}"
+        path = f"{JOBS}/{stem_of(decision.job)}{_DECISION_SUFFIX}"
         replace_checked(self.disk, path, _pack_decision(decision), Checksum.TRAILER)
 
     def write_progress(self, job: str, progress: Progress) -> None:
         """Write the progress of a publication; durable when this returns."""
-        path = f"{DIRECTORY}/{stem_of(job)}{_PROGRESS_SUFFIX}"
+        path = f"{JOBS}/{stem_of(job)}{_PROGRESS_SUFFIX}"
         replace_checked(self.disk, path, msgpack.packb(_pack_progress(progress)), Checksum.TRAILER)
 
     def forget(self, job: str) -> None:
         """Remove the decision about a job."""
-        self.remove([f"{DIRECTORY}/{stem_of(job)}{_DECISION_SUFFIX}"])
+        self.remove([f"{JOBS}/{stem_of(job)}{_DECISION_SUFFIX}"])
 
     def drop(self, job: str, paths: Iterable[str]) -> None:
         """Remove the staged parts of a job, and before them its unreported decision, if there is one."""
         stem = stem_of(job)
-        self.remove([f"{DIRECTORY}/{stem}{_DECISION_SUFFIX}", *paths])
+        self.remove([f"{JOBS}/{stem}{_DECISION_SUFFIX}", *paths])
 
     def remove_parts(self, decision: JobDecision) -> None:
         """Remove the parts of a published job and its progress, which the decision no longer needs."""
         stem = stem_of(decision.job)
         paths = {path_of(stem, part.part, part.attempt) for part in decision.parts}
-        self.remove([*paths, f"{DIRECTORY}/{stem}{_PROGRESS_SUFFIX}"])
+        self.remove([*paths, f"{JOBS}/{stem}{_PROGRESS_SUFFIX}"])
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files, if they exist; durable when this returns."""
-        existing = {f"{DIRECTORY}/{name}" for name in self.disk.list(DIRECTORY)}
+        existing = {f"{JOBS}/{name}" for name in self.disk.list(JOBS)}
         removed = [path for path in paths if path in existing]
         for path in removed:
             self.disk.remove(path)
         if removed:
-            self.disk.sync_directory(DIRECTORY)
+            self.disk.sync_directory(JOBS)
 
     # --- helpers
 
@@ -276,7 +287,7 @@ class JobFiles:
         In both cases the dots in the log show what is published.
         """
         try:
-            content = read_checked(self.disk, f"{DIRECTORY}/{stem}{_PROGRESS_SUFFIX}", Checksum.TRAILER)
+            content = read_checked(self.disk, f"{JOBS}/{stem}{_PROGRESS_SUFFIX}", Checksum.TRAILER)
         except LogCorrupted:
             return None
         return None if content is None else _unpack_progress(msgpack.unpackb(content))
@@ -293,6 +304,22 @@ class JobFiles:
                 file.truncate(end.byte_offset)
                 file.sync()
             return FoundPart(head, end)
+
+
+def _stem_in(name: str) -> str:
+    return name.partition("-")[0].partition(".")[0]
+
+
+def _needed_paths(decisions: Iterable[JobDecision]) -> dict[str, set[str]]:
+    """Return the paths of the files that decisions need, by the stem of their job."""
+    needed: dict[str, set[str]] = {}
+    for decision in decisions:
+        stem = stem_of(decision.job)
+        needed[stem] = {path_of(stem, part.part, part.attempt) for part in decision.parts}
+        needed[stem].add(f"{JOBS}/{stem}{_DECISION_SUFFIX}")
+        if decision.parts:
+            needed[stem].add(f"{JOBS}/{stem}{_PROGRESS_SUFFIX}")
+    return needed
 
 
 def read_decision(disk: Disk, path: str) -> JobDecision:

@@ -155,6 +155,12 @@ def jobs_not_loaded() -> Refused:
     return Refused(ErrorCode.RATE_LIMITED, text, retry_after_ms=_RETRY_MS // 4)
 
 
+def jobs_staged(count: int) -> Refused:
+    """Return the refusal to erase a vector while staged parts may have it."""
+    text = f"{count} jobs are staged, and may have the vector: commit or abort them, then erase it"
+    return Refused(ErrorCode.PROCESSING_FAILED, text, retry_after_ms=_RETRY_MS)
+
+
 def unknown_job(job: str) -> Refused:
     """Return the refusal of a job that is not known."""
     return Refused(

@@ -10,6 +10,7 @@ from delta_prop.server.job_files import FoundPart, JobCorrupted, JobDecision, st
 from delta_prop.server.job_rules import (
     check_owner,
     jobs_not_loaded,
+    jobs_staged,
     limit_reached,
     no_capacity,
     staging_backlogged,
@@ -121,6 +122,15 @@ class JobTable:
         if job is not None:
             check_owner(job, owner)
         return job
+
+    def check_all_published(self) -> None:
+        """Check that no file has a vector of a job. Raises Refused."""
+        if not self.is_loaded:
+            raise jobs_not_loaded()
+        for corrupted in self._corrupted.values():
+            raise Refused(ErrorCode.PROCESSING_FAILED, str(corrupted))
+        if self.counts.active:
+            raise jobs_staged(self.counts.active)
 
     def add(self, job: Job) -> None:
         """Add a new job."""

@@ -187,6 +187,33 @@ class Jobs:
             rows.append(job_to_json(job.name, job.owner, status, job.bytes))
         return rows[::-1]
 
+    # --- erasing a vector
+
+    def check_erasable(self) -> None:
+        """Check that no staged part may have a vector that is to be erased. Raises Refused."""
+        if self._files is not None:
+            self._table.check_all_published()
+
+    async def forget_vector(self, vector_id: str) -> None:
+        """Remove a vector's id from the refused rows of finished jobs, durably. Raises Refused, OSError."""
+        self.check_erasable()
+        files = self._files
+        if files is None:
+            return
+        for job in list(self._table.jobs.values()):
+            decision = job.decision
+            if decision is None or self._table.jobs.get(job.name) is not job:
+                continue
+            progress = decision.progress.without_vector(vector_id)
+            if progress is not decision.progress:
+                erased = replace(decision, progress=progress)
+                await self._threads.run(
+                    partial(self._partition.log.write_small, partial(files.write_decision, erased))
+                )
+                job.decision = erased
+        decisions = [job.decision for job in self._table.jobs.values() if job.decision is not None]
+        await self._threads.run(partial(files.remove_unneeded, decisions))
+
     # --- running
 
     async def run(self) -> None:

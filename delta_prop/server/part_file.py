@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
+from delta_prop_broker.segments.paths import JOBS
 from delta_prop_broker.segments.small_file import write_all
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.crc import crc32c
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     Work = tuple[Attempt, Sequence[tuple[Batch, Receipt]]]
 
-DIRECTORY = "jobs"
 PART_SUFFIX = ".part"
 VERSION = 1
 READ_BYTES = 1024 * 1024
@@ -77,7 +77,7 @@ class StagedFrame(NamedTuple):
 
 def path_of(stem: str, part: int, attempt: int) -> str:
     """Return the path of an attempt of a part; `stem` identifies its job."""
-    return f"{DIRECTORY}/{stem}-{part}-{attempt}{PART_SUFFIX}"
+    return f"{JOBS}/{stem}-{part}-{attempt}{PART_SUFFIX}"
 
 
 def create(disk: Disk, path: str, head: PartHead) -> tuple[File, PartPosition]:
@@ -201,7 +201,7 @@ def _write(files: JobFiles, attempt: Attempt, batches: Sequence[Batch]) -> PartP
         position = append(attempt.file, position, batches)
         attempt.file.sync()
         if is_new:
-            files.disk.sync_directory(DIRECTORY)
+            files.disk.sync_directory(JOBS)
     except OSError as error:
         _close(attempt)
         if is_new:  # the name may be lost, as its sync failed: the next write creates the file again

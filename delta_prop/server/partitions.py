@@ -282,6 +282,7 @@ class Partitions:
             )
             if internals.request_executor is not None:
                 internals.request_executor.reset_group = served.groups.reset
+                internals.request_executor.jobs = served.jobs
             self._served[name] = served
             self._tasks.start_soon(served.run, self._clients)
             return served

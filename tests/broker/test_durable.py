@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from delta_prop_broker.corruption import LogBusy
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.capacity import POLL_INTERVAL_US
+from delta_prop_broker.log.disk_space import POLL_INTERVAL_S
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
@@ -474,6 +474,7 @@ def test_commits_run_on_a_thread_during_appends_and_reads(tmp_path: Path) -> Non
 
 
 def test_free_bytes_are_polled_and_estimated_in_between() -> None:
+    interval_us = round(POLL_INTERVAL_S * 1e6)
     disk, clock, polls = SimDisk(1), Clock(step_us=0), 0
     log, _ = open_log(disk, LOGGED, clock=clock)
     writer, real_free_bytes = Writer(log), disk.free_bytes
@@ -489,9 +490,9 @@ def test_free_bytes_are_polled_and_estimated_in_between() -> None:
     for wait_us, expected_polls in (
         (10, 0),
         (10, 0),
-        (POLL_INTERVAL_US, 1),
+        (interval_us, 1),
         (10, 1),
-        (2 * POLL_INTERVAL_US, 2),
+        (2 * interval_us, 2),
     ):
         clock.us += wait_us
         writer.append(level=AckLevel.LOGGED)
@@ -500,7 +501,7 @@ def test_free_bytes_are_polled_and_estimated_in_between() -> None:
         estimated = before - (log.committed_bytes - written)
         assert log.free_bytes == (estimated if wait_us == 10 else real_free_bytes() - 7)
         assert polls == expected_polls
-    for wait_us, expected_polls in ((10, 2), (POLL_INTERVAL_US, 3)):
+    for wait_us, expected_polls in ((10, 2), (interval_us, 3)):
         clock.us += wait_us
         writer.append()
         commit(log)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_broker.log.capacity import POLL_INTERVAL_US, Capacity, FreeSpace
+from delta_prop_broker.log.capacity import Capacity
+from delta_prop_broker.log.disk_space import POLL_INTERVAL_S, DiskSpace
 from delta_prop_broker.log.memory import TimeMarks
 from delta_prop_broker.log.stored_batches import StoredBatches, weight
 from delta_prop_broker.log.writing import ActiveSegment, CommitQueue, LogMarks
-from delta_prop_broker.log_clock import LogClock
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_broker.segments.reserve import Reserve
 from delta_prop_broker.segments.segment import Segment, Segments
@@ -65,8 +65,13 @@ def test_rows_that_a_start_replays_are_not_removable() -> None:
     assert marks.removable_end == 7
 
 
+def make_queue() -> CommitQueue:
+    disk = SimDisk()
+    return CommitQueue(DiskSpace(disk, Reserve(disk, 0), Clock()))
+
+
 def test_commit_queue_has_one_write_per_segment() -> None:
-    queue, first, second = CommitQueue(), Segment(DIRECTORY, 0), Segment(DIRECTORY, 5)
+    queue, first, second = make_queue(), Segment(DIRECTORY, 0), Segment(DIRECTORY, 5)
     first.size = 10
     write = queue.write_of(first)
     assert (write.start, write.end) == (10, 10)
@@ -76,11 +81,12 @@ def test_commit_queue_has_one_write_per_segment() -> None:
 
 
 def test_cleared_commit_queue_keeps_its_counts() -> None:
-    queue = CommitQueue()
-    queue.unwritten_bytes, queue.wants_sync = 30, True
+    queue = make_queue()
+    queue.note_appended(30)
+    queue.wants_sync = True
     queue.write_of(Segment(DIRECTORY, 0))
     queue.removed_segments.append(Segment(DIRECTORY, 0))
-    queue.note_written(2, 20)
+    queue.note_written(2, 20, None)
     counts = queue.commits, queue.committed_frames, queue.committed_bytes
     assert (*counts, queue.unwritten_bytes) == (1, 2, 20, 10)
     queue.clear()
@@ -90,7 +96,7 @@ def test_cleared_commit_queue_keeps_its_counts() -> None:
 
 
 def test_full_or_old_segment_is_sealed_and_another_one_begins() -> None:
-    segments, queue = Segments(SimDisk(), DIRECTORY), CommitQueue()
+    segments, queue = Segments(SimDisk(), DIRECTORY), make_queue()
     settings = replace(SMALL, segment_bytes_max=100, segment_s_max=2.0)
     active = ActiveSegment(segments, queue, settings)
     first = active.write_for(60, offset=0, seen_us=0).segment
@@ -103,29 +109,25 @@ def test_full_or_old_segment_is_sealed_and_another_one_begins() -> None:
     assert active.write_for(1, offset=61, seen_us=2_000_000).segment.base == 61
 
 
-def make_free_space(disk: SimDisk, *, bytes_min: int = 0) -> tuple[FreeSpace, LogClock]:
-    clock = LogClock(Clock(step_us=0), seen_us=0, time_us=0, jump=None)
-    return FreeSpace(disk, clock, Reserve(disk, 0), bytes_min=bytes_min, read_only=False), clock
-
-
-def test_free_space_is_polled_when_it_seems_short_or_is_due() -> None:
-    disk = SimDisk()
+def test_disk_is_polled_when_its_space_seems_short_or_a_poll_is_due() -> None:
+    disk, clock = SimDisk(), Clock(step_us=0)
     disk.capacity_bytes = 1_000
-    free_space, clock = make_free_space(disk, bytes_min=100)
-    assert free_space.refusal(900) is None
-    free_space.note_written(900, None)
-    assert free_space.bytes == 100
-    assert free_space.refusal(1) is None, "the disk has more space than estimated"
+    space = DiskSpace(disk, Reserve(disk, 0), clock)
+    assert space.refusal(900, 100) is None
+    queue = CommitQueue(space)
+    queue.note_appended(900)
+    queue.note_written(1, 900, None)
+    assert space.bytes == 100
+    assert space.refusal(1, 100) is None, "the disk has more space than estimated"
     disk.capacity_bytes = 150
-    assert free_space.refusal(51) is None, "an estimate that suffices is used"
-    free_space.forget()
-    refusal = free_space.refusal(51)
+    assert space.refusal(51, 100) is None, "an estimate that suffices is used"
+    space.forget()
+    refusal = space.refusal(51, 100)
     assert refusal is not None
     assert refusal.details["free_bytes"] == 150
-    assert not free_space.claim_poll()
-    clock.seen_us += POLL_INTERVAL_US
-    assert free_space.claim_poll()
-    assert not free_space.claim_poll()
+    assert not space.claim_poll()
+    clock.wait(POLL_INTERVAL_S)
+    assert space.claim_poll()
 
 
 class EmptyRetention:
@@ -138,11 +140,13 @@ class EmptyRetention:
 
 
 def test_capacity_names_the_first_bound_that_a_batch_exceeds() -> None:
-    disk, queue = SimDisk(), CommitQueue()
+    disk = SimDisk()
     disk.capacity_bytes = 30_000
-    free_space, _ = make_free_space(disk)
+    space = DiskSpace(disk, Reserve(disk, 0), Clock())
+    space.poll()
+    queue, other = CommitQueue(space), CommitQueue(space)
     retention: Retention = EmptyRetention()  # type: ignore[assignment]
-    capacity = Capacity(SMALL, free_space, queue, retention)
+    capacity = Capacity(SMALL, space, queue, retention)
     largest = SMALL.bytes_max - SMALL.segment_bytes_max
     assert capacity.has(20_000)
     assert not capacity.has(20_001), "more may not wait to be written"
@@ -150,15 +154,22 @@ def test_capacity_names_the_first_bound_that_a_batch_exceeds() -> None:
     assert too_large is not None
     assert too_large.code is ErrorCode.TOO_LARGE
     assert capacity.shortage(None) is None, "no capacity helps a batch that is too large"
-    queue.unwritten_bytes = 1
+    queue.note_appended(1)
     assert not capacity.has(20_000)
     too_slow = capacity.refusal(20_000)
     assert too_slow is not None
     assert "wait to be written" in too_slow.message
     assert capacity.shortage(None) is not None
-    queue.unwritten_bytes = 0
+    queue.clear()
     assert capacity.shortage(None) is None
-    disk.capacity_bytes = free_space.bytes = 10
+    other.note_appended(20_000)
+    assert capacity.refusal(10) is None, "a log of which nothing waits may append a batch"
+    queue.note_appended(1)
+    assert capacity.refusal(10) is not None, "the logs of a directory share what may wait"
+    for each in (queue, other):
+        each.clear()
+    assert space.unwritten_bytes == 0
+    disk.capacity_bytes = space.bytes = 10
     full = capacity.refusal(11)
     assert full is not None
     assert full.details["free_bytes"] == 10

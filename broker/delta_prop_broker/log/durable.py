@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.log import refusals
-from delta_prop_broker.log.capacity import Capacity, FreeSpace
+from delta_prop_broker.log.capacity import Capacity
 from delta_prop_broker.log.data_directory import DataDirectory
 from delta_prop_broker.log.directory import LogDirectory, Times
 from delta_prop_broker.log.retention import Retention
@@ -79,7 +79,7 @@ class DurableLog:
         self.clock = LogClock(clock, seen_us=times.seen_us, time_us=latest, jump=times.jump)
         self.failure: Exception | None = None
         self.segments = segments
-        self.commit_queue = CommitQueue()
+        self.commit_queue = CommitQueue(directory.data.space)
         self._directory = directory
         self._marks = marks = LogMarks(settings.read_level)
         marks.restart(start, end, recovered.synced)
@@ -87,10 +87,7 @@ class DurableLog:
             disk, segments, planner, holders,
             settings=settings, clock=self.clock, marks=marks, queue=self.commit_queue,
         )  # fmt: skip
-        free_space = FreeSpace(
-            disk, self.clock, directory.reserve, bytes_min=settings.free_bytes_min, read_only=read_only
-        )
-        self._capacity = Capacity(settings, free_space, self.commit_queue, self._retention)
+        self._capacity = Capacity(settings, directory.data.space, self.commit_queue, self._retention)
         tail = Tail(end, bytes_max=settings.tail_bytes_max, open_logs=directory.data.open_logs)
         self.sendfile_pool = SendfilePool(disk, segments, marks)
         self._appender, self._commits = self._create_writers(recovered, tail)
@@ -104,7 +101,7 @@ class DurableLog:
         )  # fmt: skip
         commits = GroupCommits(
             self._directory.disk, segments, tail, recovered.recovery_point,
-            settings=self.settings, marks=marks, queue=queue, free_space=self._capacity.free_space,
+            settings=self.settings, marks=marks, queue=queue,
         )  # fmt: skip
         return appender, commits
 
@@ -125,7 +122,9 @@ class DurableLog:
         FormatOutdated, UsageError, OSError
         (DiskFull if there is no space even after the reserve was released).
         """
-        data = DataDirectory.open(disk, reserve_bytes=settings.reserve_bytes, read_only=read_only)
+        data = DataDirectory.open(
+            disk, reserve_bytes=settings.reserve_bytes, clock=clock, read_only=read_only
+        )
         try:
             log, report = cls.open_in(
                 data, DIRECTORY, DEFAULT_LOG, settings=settings, randomness=randomness, clock=clock
@@ -176,8 +175,7 @@ class DurableLog:
         self.segments.close()
         self._directory.resume(recovered)
         self._marks.restart(recovered.start, recovered.next_offset, recovered.synced)
-        self.commit_queue.clear()
-        self._capacity.free_space.forget()
+        self._capacity.space.forget()
         self._retention.resume(recovered.segments)
         tail = Tail(
             recovered.next_offset,
@@ -213,6 +211,7 @@ class DurableLog:
             self.fail(error)
             raise
         finally:
+            self.commit_queue.clear()
             self.segments.close()
             self._directory.close()
 
@@ -257,8 +256,8 @@ class DurableLog:
     @property
     def is_accepting(self) -> bool:
         """False while `unwritten_bytes_max` is half used; True after a failure, when appends are refused."""
-        unwritten_bytes = self.commit_queue.unwritten_bytes
-        return self.failure is not None or unwritten_bytes * 2 < self.settings.unwritten_bytes_max
+        queue, bytes_max = self.commit_queue, self.settings.unwritten_bytes_max
+        return not queue.unwritten_bytes or queue.space.unwritten_bytes * 2 < bytes_max
 
     @property
     def name(self) -> LogName:
@@ -362,7 +361,7 @@ class DurableLog:
     @property
     def free_bytes(self) -> int:
         """Free space of the disk, as far as known."""
-        return self._capacity.free_space.bytes
+        return self._capacity.space.bytes
 
     @property
     def active_segment_start(self) -> int:
@@ -418,6 +417,7 @@ class DurableLog:
         page cache that were written and not synced, so they are hidden until they have been read back.
         """
         self._marks.fall_back()
+        self.commit_queue.clear()
         self.failure = error if isinstance(error, DeltaPropError) else self.failure or error
         self._commits.drop_running()
 

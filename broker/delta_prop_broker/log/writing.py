@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.capacity import FreeSpace
+    from delta_prop_broker.log.disk_space import DiskSpace
     from delta_prop_broker.log.retention import Retention
     from delta_prop_broker.log.settings import LogSettings, ReadLevel
     from delta_prop_broker.log.stored_batches import Tail
@@ -260,12 +260,14 @@ def _join_small_parts(parts: list[Buffer], size: int) -> list[Buffer]:
 class CommitQueue:
     """The work of the next commit. Appends add to `writes`, retention to `removed_segments`.
 
-    `unwritten_bytes`: bytes that were appended and are not on disk yet, those of a running commit included.
+    `unwritten_bytes`: bytes that were appended and are not on disk yet, those of a running commit included;
+    they are part of those of `space`.
     `wants_sync`: the next commit syncs all rows. `commits`, `syncs_skipped`, `committed_frames`,
     `committed_bytes` and `removed_count` (of segments) count since the log was opened.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, space: DiskSpace) -> None:
+        self.space = space
         self.writes: list[SegmentWrite] = []
         """The writes of the next commit, one per segment."""
         self.removed_segments: list[Segment] = []
@@ -280,16 +282,23 @@ class CommitQueue:
             self.writes.append(SegmentWrite(segment, segment.size, end=segment.size))
         return self.writes[-1]
 
-    def note_written(self, frames: int, size: int) -> None:
-        """Count a commit that wrote these frames."""
+    def note_appended(self, size: int) -> None:
+        """Count bytes that wait."""
+        self.unwritten_bytes += size
+        self.space.unwritten_bytes += size
+
+    def note_written(self, frames: int, size: int, free_bytes: int | None) -> None:
+        """Count a commit that wrote these frames. `free_bytes`: as polled after it; None if it was not."""
         self.commits += 1
         self.unwritten_bytes -= size
+        self.space.note_written(size, free_bytes)
         self.committed_bytes += size
         self.committed_frames += frames
 
     def clear(self) -> None:
-        """Drop what waits: the log was recovered without it. The counts stay."""
+        """Drop what waits: the log has failed, or is closed. The counts stay."""
         self.writes, self.removed_segments = [], []
+        self.space.unwritten_bytes -= self.unwritten_bytes
         self.unwritten_bytes, self.wants_sync = 0, False
 
 
@@ -309,7 +318,6 @@ class GroupCommits:
         settings: LogSettings,
         marks: LogMarks,
         queue: CommitQueue,
-        free_space: FreeSpace,
     ) -> None:
         self._disk = disk
         self._segments = segments
@@ -318,7 +326,6 @@ class GroupCommits:
         self._settings = settings
         self._marks = marks
         self._queue = queue
-        self._free_space = free_space
         self._running: Commit | None = None
 
     @property
@@ -349,13 +356,13 @@ class GroupCommits:
         if sync and not queue.writes and marks.synced < marks.written and self._segments.last is not None:
             queue.write_of(self._segments.last)
         sealed_end = max((write.segment.end for write in queue.writes if write.seals_segment), default=0)
-        free_bytes = self._free_space.bytes - self._free_space.reserve.missing
+        free_bytes = queue.space.bytes - queue.space.reserve.missing
         self._running = Commit(
             self._disk, self._segments.directory, writes=queue.writes, removed=queue.removed_segments,
             recovery_point=self._recovery_point, start=marks.start_offset, end=marks.next_offset,
             synced=marks.next_offset if sync else max(marks.synced, sealed_end),
             sync=sync and bool(queue.writes),
-            polls_free_space=self._free_space.claim_poll() or bool(queue.removed_segments),
+            polls_free_space=queue.space.claim_poll() or bool(queue.removed_segments),
             preallocate_to=preallocation.file_size_max(free_bytes, self._settings),
         )  # fmt: skip
         queue.syncs_skipped += not sync
@@ -387,7 +394,7 @@ class GroupCommits:
         assert segment.file is not None, "the segment has no file: run a commit, which creates it"
         _write_parts(segment.file, write)
         segment.readable = write.end
-        free_bytes = self._disk.free_bytes() if self._free_space.claim_poll() else None
+        free_bytes = self._disk.free_bytes() if queue.space.claim_poll() else None
         self._note_written(
             marks.next_offset, marks.synced, len(write.parts) // 2, write.end - write.start, free_bytes
         )
@@ -395,8 +402,7 @@ class GroupCommits:
 
     def _note_written(self, end: int, synced: int, frames: int, size: int, free_bytes: int | None) -> None:
         self._marks.advance(end, synced)
-        self._free_space.note_written(size, free_bytes)
-        self._queue.note_written(frames, size)
+        self._queue.note_written(frames, size, free_bytes)
         if self._tail.is_full:
             self._tail.trim(end)
 
@@ -554,7 +560,7 @@ class LogAppender:
         segment.last_crc = self._chain_crc = crc
         segment.latest_time, segment.seen_last_us = segment.index.latest_time, self._clock.seen_us
         self._retention.bytes += size
-        self._queue.unwritten_bytes += size
+        self._queue.note_appended(size)
 
     def _note_level(self, attributes: int, source: Source) -> None:
         # also for a replica, since a forwarder does not send a batch again

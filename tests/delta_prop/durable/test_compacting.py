@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from delta_prop.api.propagator import Propagator
@@ -130,18 +131,18 @@ def test_corrupted_snapshot_is_reported_by_every_reader(
 
 
 def test_close_during_compaction_leaves_no_partial_file(tmp_path: Path) -> None:
-    polls_during_compaction = 0
+    async def publish(p: Propagator) -> None:
+        for number in range(100_000):
+            await p.publish(make_delta(number))
 
     async def close_early() -> None:
-        nonlocal polls_during_compaction
-        async with Propagator(data=tmp_path / "data", log=SETTINGS) as p:
-            for number in range(400):
-                await p.publish(make_delta(number))
-                polls_during_compaction += p.statistics().log.compacting  # type: ignore[union-attr]
-                if polls_during_compaction > 3:
-                    break
+        async with Propagator(data=tmp_path / "data", log=SETTINGS) as p, anyio.create_task_group() as tasks:
+            tasks.start_soon(publish, p)
+            with anyio.fail_after(60):
+                while not p.statistics().log.compacting:  # type: ignore[union-attr]
+                    await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
 
     anyio.run(close_early)
-    assert polls_during_compaction > 3
     assert not list(tmp_path.rglob("*.new"))
     assert main(["log", "verify", "--data", str(tmp_path / "data")]) == 0

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from delta_prop.api.propagator import Propagator
 from delta_prop.server import jobs as server_jobs
-from delta_prop.testing import run_virtual
+from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, opaque
-from delta_prop_wire.errors import Refused
+from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import (
     BatchFrame,
     Decision,
@@ -125,6 +126,45 @@ def test_refused_rows_survive_a_restart() -> None:
 
     run_scenario(disk, scenario)
     run_scenario(disk, check_after_restart)
+
+
+def has_bytes(disk: SimDisk, content: bytes) -> bool:
+    return any(content in disk.peek(path) for path in disk.paths())
+
+
+def test_erased_vector_is_in_no_file_of_a_job() -> None:
+    disk = SimDisk()
+
+    async def scenario(site: Site) -> None:
+        async def erase() -> None:
+            with anyio.fail_after(60):
+                await site.propagator.erase("none-0-5", NAMESPACE)
+
+        staged = await site.stage(0, 1, [*part_deltas(0, 5), invalid_delta(0, 5), invalid_delta(0, 6)])
+        with pytest.raises(Refused, match="1 jobs are staged"):
+            await erase()
+        await site.decide(Decision.COMMIT, [staged])
+        await site.wait_published()
+        assert has_bytes(disk, b"none-0-5")
+        await erase()
+        assert not has_bytes(disk, b"none-0-5")
+        erased, other = (await site.decide(Decision.QUERY)).refused_rows
+        assert (erased.row, erased.vector_id, erased.text) == (5, "", "its vector was erased since")
+        assert other.vector_id == "none-0-6"
+
+    async def check_after_restart(site: Site) -> None:
+        erased, other = (await site.decide(Decision.QUERY)).refused_rows
+        assert (erased.vector_id, other.vector_id) == ("", "none-0-6")
+
+    run_scenario(disk, scenario)
+    run_scenario(disk, check_after_restart)
+
+    async def erase_without_a_server() -> None:
+        async with Propagator(data="x", log=NO_RESERVE, world=virtual_world(disk=disk)) as p:
+            with pytest.raises(UsageError, match="files of a server's jobs"):
+                await p.erase("none-0-6", NAMESPACE)
+
+    run_virtual(erase_without_a_server)
 
 
 def test_job_list_shows_refused_rows_of_the_latest_jobs_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
