@@ -66,7 +66,7 @@ class Publisher:
         """Return the ack level of a call. Raises UsageError."""
         if type(requested) is AckLevel:
             return requested
-        return self._partition.log.ack_level if requested is None else check_ack_level(requested)
+        return self._partition.log.default_level if requested is None else check_ack_level(requested)
 
     def check_producer(self, name: str) -> None:
         """Raise as `Lifecycle.check` does; UsageError if the producer is of an earlier opening."""

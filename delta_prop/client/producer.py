@@ -34,11 +34,11 @@ from delta_prop.client.partition_choice import DEFAULT_STREAM, PartitionChoice
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.client.refusals import offers_unacked, timed_out
+from delta_prop.client.service_identity import check_requested_level
 from delta_prop.client.settings import ClientSettings
 from delta_prop.client.stream_lookup import find_partition
 from delta_prop.platform.one_shot import OneShot, one_shot_factory
 from delta_prop.platform.ports import Tls, World
-from delta_prop_wire.bounds import check_ack_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -82,7 +82,8 @@ class Producer:
     ) -> None:
         """`addresses`: those of one service, tried in turn. `numbered`: all deltas are offered by
         `offer_numbered`, and so share batches. `ack_level`: the level that an acknowledgement must promise;
-        None: the highest that the service grants. `stream` (its name or id), `partition`: what it writes to;
+        `highest`: the highest that the service grants; None: the stream's default, which is that, too,
+        unless its settings say otherwise. `stream` (its name or id), `partition`: what it writes to;
         the partition may be left out if the stream has only one. `log_id`: the only log that the partition
         may have.
         """
@@ -93,7 +94,7 @@ class Producer:
         self._protocol = ProducerProtocol(
             name,
             token=token,
-            ack_level=None if ack_level is None else check_ack_level(ack_level),
+            ack_level=check_requested_level(ack_level),
             source=parse_member("source", source, Source),
             log_id=log_id,
             can_split=numbered,

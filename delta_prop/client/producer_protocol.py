@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from delta_prop.client.producer_state import ProducerState
 from delta_prop_wire.codec import encode_head
-from delta_prop_wire.delta import AckLevel, Priority, Source
+from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Ack, Backpressure, Frame, Hello, JobPart, Nack, Welcome
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from delta_prop.client.service_identity import RequestedLevel
     from delta_prop.client.session import Session
 
 SEND_BYTES_MAX = 256 * 1024
@@ -52,7 +53,7 @@ class ProducerProtocol:
         *,
         token: str | None,
         source: Source,
-        ack_level: AckLevel | None,
+        ack_level: RequestedLevel,
         log_id: bytes | None = None,
         job: JobPart | None = None,
         priority: Priority = Priority.NORMAL,

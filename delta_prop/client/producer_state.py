@@ -27,13 +27,13 @@ from delta_prop.client.offer import (
 from delta_prop.client.refusals import dot_used_before, offer_unanswered, timed_out, with_row
 from delta_prop.client.senders import Senders
 from delta_prop.client.sequence_sender import SequenceSender, UnackedBatch
-from delta_prop.client.service_identity import ServiceIdentity
+from delta_prop.client.service_identity import RequestedLevel, ServiceIdentity
 from delta_prop.client.splitting import split_around, split_rows
 from delta_prop.client.unacked_offers import UnackedOffers
 from delta_prop.delivery.backpressure.advice import Advice
 from delta_prop.producing.origin_sequence import IN_FLIGHT_BYTES_MAX, check_in_flight
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.delta import AckLevel, Delta, Priority
+from delta_prop_wire.delta import Delta, Priority
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import Ack, Backpressure, BatchFrame, Nack, OriginClaim, Welcome
 from delta_prop_wire.spec import COUNTER_MAX, FINAL, VECTOR_ID_BYTES_MAX, ErrorCode
@@ -60,7 +60,7 @@ class ProducerState:
         self,
         name: str,
         *,
-        ack_level: AckLevel | None = None,
+        ack_level: RequestedLevel = None,
         log_id: bytes | None = None,
         priority: Priority = Priority.NORMAL,
         can_split: bool = False,

@@ -5,8 +5,9 @@ Pure. Services are identified by the ids of their logs, never by their addresses
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from delta_prop_wire.bounds import check_ack_level
 from delta_prop_wire.cursor import LOG_ID_BYTES
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError
@@ -24,20 +25,25 @@ class LogMismatch(UsageError):
         self.log_id = log_id
 
 
+HIGHEST: Literal["highest"] = "highest"
+RequestedLevel: TypeAlias = AckLevel | Literal["highest"] | None
+
+
 class ServiceIdentity:
     """The log that a client's service has, and the ack level that it grants."""
 
-    def __init__(self, expected: bytes | None = None, requested_level: AckLevel | None = None) -> None:
-        """`expected`: the id of the only log accepted; None: any. `requested_level`: None: the highest."""
+    def __init__(self, expected: bytes | None = None, requested_level: RequestedLevel = None) -> None:
+        """`expected`: the id of the only log accepted; None: any. `requested_level`: None: the default."""
         self.log_id: bytes | None = None
-        self.level = AckLevel.MEMORY if requested_level is None else requested_level
+        self.level = requested_level if isinstance(requested_level, AckLevel) else AckLevel.MEMORY
         """The ack level to write with."""
         self._requested_level = requested_level
         self._expected = None if expected is None else check_log_id(expected)
 
     def grant_level(self, welcome: Welcome) -> None:
         """Note the level that is granted. Raises Refused (LEVEL_UNAVAILABLE) if it is too low."""
-        self.level = granted_level(self._requested_level, welcome.level)
+        requested = welcome.default_level if self._requested_level is None else self._requested_level
+        self.level = granted_level(requested, welcome.level)
 
     def check(self, welcome: Welcome, *, may_change_log: bool = False) -> None:
         """Raise UsageError if this is another log. `may_change_log`: accept another log that is in memory."""
@@ -69,9 +75,16 @@ def check_log_id(log_id: bytes) -> bytes:
     return log_id
 
 
-def granted_level(requested: AckLevel | None, available: AckLevel | None) -> AckLevel:
+def check_requested_level(level: AckLevel | str | None) -> RequestedLevel:
+    """Return what a client requests: a level, by its name too; `highest`; None. Raises UsageError."""
+    if level is None:
+        return None
+    return HIGHEST if level == HIGHEST else check_ack_level(level)
+
+
+def granted_level(requested: RequestedLevel, available: AckLevel | None) -> AckLevel:
     """Return the ack level to write with. Raises Refused (LEVEL_UNAVAILABLE) if the service grants less."""
-    if requested is None:
+    if requested is None or requested == HIGHEST:
         return AckLevel.MEMORY if available is None else available
     if available is not None and requested > available:
         raise Refused(

@@ -32,12 +32,12 @@ from delta_prop.client.outage import Outage
 from delta_prop.client.partition_choice import DEFAULT_STREAM, PartitionChoice
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.refusals import offers_unacked, timed_out
+from delta_prop.client.service_identity import check_requested_level
 from delta_prop.client.settings import ClientSettings
 from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
 from delta_prop.platform.ports import Tls
 from delta_prop.platform.tls_contexts import client_context
 from delta_prop_wire.block import Block
-from delta_prop_wire.bounds import check_ack_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Ack, JobPart
@@ -99,8 +99,8 @@ class SyncProducer:
     ) -> None:
         """`job`: stage all deltas as a part of a job that is decided later; see `client.jobs`. Then `name`
         must be `JOB/PART`, each attempt needs a number of its own, and all deltas need the same priority.
-        `priority`: the priority whose watermark is known before something is offered. `stream`, `partition`:
-        as for `Producer`. `log_id`: the only log that the partition may have.
+        `ack_level`: as for `Producer`. `priority`: the priority whose watermark is known before something is
+        offered. `stream`, `partition`: as for `Producer`. `log_id`: the only log that the partition may have.
         """
         self.name = name
         self.settings = settings_or_default(settings)
@@ -112,7 +112,7 @@ class SyncProducer:
             name,
             token=token,
             source=parse_member("source", source, Source),
-            ack_level=None if ack_level is None else check_ack_level(ack_level),
+            ack_level=check_requested_level(ack_level),
             log_id=log_id,
             job=job,
             priority=priority,

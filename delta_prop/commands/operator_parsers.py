@@ -306,8 +306,9 @@ def _add_streams_change(parser: ArgumentParser, *, has_settings: bool = True) ->
             parser,
             "--set",
             "NAME=VALUE",
-            "retention_s, retention_bytes, compact, tombstone_retention_s or compress, or a quota: "
-            "bytes_in_s, rows_in_s, bytes_out_s, rows_out_s; NAME= for the service's value; may be repeated",
+            "retention_s, retention_bytes, compact, tombstone_retention_s, compress or ack_level, or a "
+            "quota: bytes_in_s, rows_in_s, bytes_out_s, rows_out_s; NAME= for the service's value; may be "
+            "repeated",
             action="append",
             default=[],
         )

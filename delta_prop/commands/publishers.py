@@ -158,6 +158,7 @@ class LocalPublisher:
             origins=tuple(OriginGrant(grant.origin, grant.epoch, grant.watermark) for grant in grants),
             log=Cursor(log.log_id, log.epoch, log.next_offset),
             level=log.ack_level,
+            default_level=log.default_level,
         )
         self._producer_state.on_welcome(welcome, same_address=True)
 

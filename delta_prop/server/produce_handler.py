@@ -117,7 +117,7 @@ class ProduceHandler:
         self._name = partition.name
         self._pipeline = partition.pipeline
         self._now = partition.world.clock.now
-        self._level = partition.log.ack_level
+        self._level = partition.log.default_level
         self._lamport_jump_max = settings.lamport_jump_max
         self._sender = sender
         self._checks = checks

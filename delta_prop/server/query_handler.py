@@ -154,8 +154,10 @@ def make_welcomes(
     may_use = permissions.can_use_stream(context.served.stream)
     end = Cursor(log.log_id, log.epoch, log.high_watermark) if may_use else None
     starts = range(0, max(len(grants), 1), WATERMARKS_PER_PAGE)
+    highest = log.ack_level
+    default = None if log.default_level is highest else log.default_level
     return [
-        Welcome(features, tuple(grants[start : start + WATERMARKS_PER_PAGE]), end, log.ack_level, address)
+        Welcome(features, tuple(grants[start : start + WATERMARKS_PER_PAGE]), end, highest, address, default)
         for start in starts
     ]
 

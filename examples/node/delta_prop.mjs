@@ -379,7 +379,7 @@ export class Producer extends ReconnectingClient {
     const [, epoch, watermark] = connection.welcome.origins[0];
     const epochChanged = this.epoch && epoch !== this.epoch; // the server no longer knows this origin
     this.epoch = epoch;
-    this.ackLevel ??= this.options.ackLevel ?? connection.welcome.level ?? 0;
+    this.ackLevel ??= this.options.ackLevel ?? connection.welcome.default_level ?? connection.welcome.level ?? 0;
     this.counter ||= BigInt(watermark) + 1n;
     this.credit = connection.credit.map(Number);
     this.refusedUntil = this.stoppedUntil = this.pacedUntil = 0;

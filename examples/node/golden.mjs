@@ -17,12 +17,13 @@ const OPERATIONS = ["create", "sparse", "dense", "scale", "offset", "transform",
 
 // Converts the fields of each response, by the name of its request.
 const RESPONSES = {
-  hello: ({ features, origins, log, level, ...rest }) => ({
+  hello: ({ features, origins, log, level, default_level, ...rest }) => ({
     ...rest,
     features: features?.length ? features : undefined,
     origins: origins?.length ? origins.map(([origin, epoch, watermark]) => ({ origin, epoch, watermark })) : undefined,
     log: toCursor(log),
     level: LEVELS[level],
+    default_level: LEVELS[default_level],
   }),
   subscribe: ({ start, standby, resets, ...rest }) => ({
     ...rest, start: toCursor(start), standby: standby ?? false, resets: resets ?? 0,

@@ -29,6 +29,7 @@ from delta_prop_broker.log.settings import LogSettings
 from delta_prop_broker.segments.paths import CATALOGUE_PATH, DIRECTORY, STREAMS
 from delta_prop_broker.segments.small_file import Checksum, replace_checked
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
+from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -121,19 +122,23 @@ def test_quotas_are_stored_with_the_stream_and_not_settings_of_its_logs() -> Non
 
 def test_alter_changes_only_what_is_given() -> None:
     catalogue = create(Catalogue(), "orders", retention_s=60.0, compact=True)
-    altered = catalogue.alter("orders", {"compact": None, "retention_bytes": 5_000_000}).require("orders")
+    altered = catalogue.alter(
+        "orders", {"compact": None, "retention_bytes": 5_000_000, "ack_level": "logged"}
+    ).require("orders")
     assert altered == replace(
-        catalogue.require("orders"), settings=StreamSettings(retention_s=60.0, retention_bytes=5_000_000)
+        catalogue.require("orders"),
+        settings=StreamSettings(retention_s=60.0, retention_bytes=5_000_000, ack_level="logged"),
     )
     service = LogSettings(retention_s=9.0)
     assert altered.settings.log_settings(service) == replace(
-        service, retention_s=60.0, retention_bytes=5_000_000
+        service, retention_s=60.0, retention_bytes=5_000_000, ack_level=AckLevel.LOGGED
     )
     for changes, words in (
         ({"partitions": 4}, "has 3 for its life"),
         ({"retention": 4}, "not a setting"),
         ({"retention_s": -1}, "above 0"),
         ({"compress": "sometimes"}, "compress"),
+        ({"ack_level": "quick"}, "ack level 'quick': give memory, logged or durable"),
         ({"compact": "no"}, "true or false"),
         ({"bytes_in_s": 0}, "bytes_in_s = 0: give a number above 0"),
         ({"rows_out_s": -1.5}, "rows_out_s = -1.5: give"),

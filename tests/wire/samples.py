@@ -173,6 +173,10 @@ SAMPLES: dict[str, Frame] = {
         correlation_id=1,
         response=Welcome(log=CURSOR, level=AckLevel.LOGGED, address="facts.example.net:7373"),
     ),
+    "answer to hello, with the stream's default level": Ack(
+        correlation_id=1,
+        response=Welcome(log=CURSOR, level=AckLevel.DURABLE, default_level=AckLevel.LOGGED),
+    ),
     "hello that says nothing": Subscribe(1, Hello()),
     "hello of a forwarder": Subscribe(
         1, Hello(source=Source.REPLICA, client="service in Graz", log_id=bytes(range(16, 32)))

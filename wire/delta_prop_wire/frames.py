@@ -115,8 +115,9 @@ class OriginGrant(NamedTuple):
 class Welcome:
     """The answer to a hello: the server's optional features, and where each origin continues.
 
-    `log`: the log's id, epoch and next offset. `level`: the highest ack level that the server grants.
-    `address`: host:port by which other clients reach the server, if its operator has given one.
+    `log`: the log's id, epoch and next offset. `level`: the highest ack level that the server grants;
+    `default_level`: the one for whoever asks for none, if it is another. `address`: host:port by which other
+    clients reach the server, if its operator has given one.
     """
 
     features: tuple[str, ...] = ()
@@ -124,6 +125,7 @@ class Welcome:
     log: Cursor | None = None
     level: AckLevel | None = None
     address: str | None = None
+    default_level: AckLevel | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -453,6 +453,7 @@ _WELCOME = (
     _Member("log", read_cursor, None),
     _Member("level", one_of(AckLevel), None, int),
     _Member("address", read_name, None),
+    _Member("default_level", one_of(AckLevel), None, int),
 )
 _SUBSCRIPTION = (
     _Member("subscription", read_u32),

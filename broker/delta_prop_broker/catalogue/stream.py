@@ -16,8 +16,10 @@ DEFAULT_STREAM, DEFAULT_ID = "default", 0
 NAME_CHARACTERS_MAX = 249
 PARTITIONS_MAX = 1 << 16
 """As many as the partition number of an origin, which has 16 bits."""
+LOG_SETTINGS = ("retention_s", "retention_bytes", "compact", "compress", "tombstone_retention_s", "ack_level")
+"""The settings of a stream that its logs have."""
 QUOTAS = ("bytes_in_s", "rows_in_s", "bytes_out_s", "rows_out_s")
-"""The settings of a stream that are no settings of its logs."""
+"""The settings of a stream that bound its clients."""
 INTERNAL_PREFIX = "_"
 """Names with this prefix belong to the service."""
 
@@ -38,6 +40,7 @@ class StreamSettings:
     compact: bool | None = None
     compress: str | None = None
     tombstone_retention_s: float | None = None
+    ack_level: str | None = None
     bytes_in_s: float | None = None
     rows_in_s: float | None = None
     bytes_out_s: float | None = None
@@ -55,7 +58,7 @@ class StreamSettings:
     def log_settings(self, service: LogSettings) -> LogSettings:
         """Return the settings of a partition's log; `service`: those of the service. Raises UsageError."""
         given = self.to_json()
-        return replace(service, **{name: value for name, value in given.items() if name not in QUOTAS})
+        return replace(service, **{name: given[name] for name in LOG_SETTINGS if name in given})
 
     def quotas(self) -> dict[str, float | None]:
         """Return the quotas by name; None where there is none."""

@@ -68,6 +68,10 @@ class Log(Protocol):
         """The highest level that an acknowledgement from this log can promise."""
 
     @property
+    def default_level(self) -> AckLevel:
+        """The level of a publish that requests none."""
+
+    @property
     def is_accepting(self) -> bool:
         """False while the log is overloaded; then deltas wait in the queue before the pipeline."""
 

@@ -254,6 +254,10 @@ class DurableLog:
         return self._directory.reserve
 
     @property
+    def default_level(self) -> AckLevel:
+        return self.settings.ack_level
+
+    @property
     def is_accepting(self) -> bool:
         """False while `unwritten_bytes_max` is half used; True after a failure, when appends are refused."""
         queue, bytes_max = self.commit_queue, self.settings.unwritten_bytes_max

@@ -94,6 +94,7 @@ class MemoryLog:
 
     epoch = 1
     ack_level = AckLevel.MEMORY
+    default_level = AckLevel.MEMORY
     is_accepting = True
     name = DEFAULT_LOG
 

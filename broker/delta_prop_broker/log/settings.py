@@ -28,6 +28,7 @@ _ABOVE_ZERO = (
     "checkpoint_frames",
     "checkpoint_bytes",
 )
+_LEVELS = ("read_level", "ack_level")
 _AT_LEAST_ZERO = ("retention_bytes", "free_bytes_min", "reserve_bytes", "tombstone_retention_s")
 SEGMENTS_MIN = 4
 """`bytes_max` holds at least this many segments, so that full ones can be removed beside the active one."""
@@ -38,21 +39,22 @@ class LogSettings:
     """Bounds of a log on disk. Raises UsageError if they contradict each other.
 
     `read_level`: DURABLE shows readers synced rows, LOGGED written ones (then a commit is synced only if a
-    batch in it asks for it). `bytes_max` is the hard limit, at which an append is refused while a holder
-    needs the oldest rows; rows that no holder needs are retained up to `retention_bytes` and `retention_s`. A
-    checkpoint is written after `checkpoint_frames` or `checkpoint_bytes`: about what a start must replay.
-    `free_bytes_min` stays free on the disk; `reserve_bytes` are allocated on it, for writes that must succeed
-    on a full disk (0: none). `compact`: rows are compacted into a snapshot, the latest state of each vector,
-    before they are removed; a delta stays uncompacted for `min_compaction_lag_s` (None: `retention_s`), the
-    window for time travel, as far as the bytes allow. A snapshot keeps what is left of a deleted vector for
-    `tombstone_retention_s` at least, and at most about twice as long. Making a snapshot takes about
-    `compact_memory_bytes_max` of memory. A segment is sealed at `segment_bytes_max` or `segment_s_max`.
-    `unwritten_bytes_max`: what may be appended and not yet written; `tail_bytes_max`: newest batches in
-    memory. `compress`: the codec of sealed segments, `none`, `lz4` or `zstd`. `made_by`: name of the program,
-    for the file `format`.
+    batch in it asks for it). `ack_level`: of a publish that requests none. `bytes_max` is the hard limit, at
+    which an append is refused while a holder needs the oldest rows; rows that no holder needs are retained up
+    to `retention_bytes` and `retention_s`. A checkpoint is written after `checkpoint_frames` or
+    `checkpoint_bytes`: about what a start must replay. `free_bytes_min` stays free on the disk;
+    `reserve_bytes` are allocated on it, for writes that must succeed on a full disk (0: none). `compact`:
+    rows are compacted into a snapshot, the latest state of each vector, before they are removed; a delta
+    stays uncompacted for `min_compaction_lag_s` (None: `retention_s`), the window for time travel, as far as
+    the bytes allow. A snapshot keeps what is left of a deleted vector for `tombstone_retention_s` at least,
+    and at most about twice as long. Making a snapshot takes about `compact_memory_bytes_max` of memory. A
+    segment is sealed at `segment_bytes_max` or `segment_s_max`. `unwritten_bytes_max`: what may be appended
+    and not yet written; `tail_bytes_max`: newest batches in memory. `compress`: the codec of sealed segments,
+    `none`, `lz4` or `zstd`. `made_by`: name of the program, for the file `format`.
     """
 
     read_level: ReadLevel = AckLevel.DURABLE
+    ack_level: AckLevel = AckLevel.DURABLE
     segment_bytes_max: int = 64 * MIB
     segment_s_max: float = 24 * 3600.0
     bytes_max: int = 10 * 1024 * MIB
@@ -72,9 +74,8 @@ class LogSettings:
     made_by: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "read_level", check_ack_level(self.read_level)
-        )  # the level may be given by its name
+        for name in _LEVELS:  # a level may be given by its name
+            object.__setattr__(self, name, check_ack_level(getattr(self, name)))
         for setting in fields(self):
             _check_number(setting.name, getattr(self, setting.name), setting.default)
         if self.read_level not in READ_LEVELS:
@@ -129,7 +130,7 @@ class LogSettings:
 
 def _check_number(name: str, value: object, default: object) -> None:
     """Raise UsageError unless the value is a number, where the setting is one."""
-    if isinstance(default, bool | str) or (value is None and default is None) or name == "read_level":
+    if isinstance(default, bool | str) or (value is None and default is None) or name in _LEVELS:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise UsageError(f"{name} = {value!r:.40}: give a number")

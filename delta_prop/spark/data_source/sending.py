@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from delta_prop.client.service_identity import HIGHEST
 from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
 from delta_prop.spark.data_source.blocks import to_block
 from delta_prop.spark.data_source.results import PartResult, StagedRows
@@ -145,6 +146,7 @@ def producer_of(
         stream=log.stream,
         partition=log.partition,
         settings=remote.settings,
+        ack_level=HIGHEST,  # Spark does not send a row again once its checkpoint has it
         job=job,
         priority=options.priority,
     )

@@ -14,7 +14,7 @@ from delta_prop.client.errors import Unreachable
 from delta_prop.client.partitioning import PartitionMap, StreamRefused
 from delta_prop.client.settings import ClientSettings
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import Delta, Dot, Priority, create, opaque, origin_partition
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, create, opaque, origin_partition
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.murmur import partition_of
 from delta_prop_wire.spec import ErrorCode
@@ -563,3 +563,22 @@ def test_map_groups_rows_and_columns_by_the_same_partitions(count: int) -> None:
         partition: {one for one in ids if partition_of("n", one, count) == partition}
         for partition in {partition_of("n", one, count) for one in ids}
     }
+
+
+def test_ack_level_of_the_stream_is_that_of_producers_that_request_none() -> None:
+    async def scenario(site: StreamSite) -> None:
+        async def levels() -> list[AckLevel]:
+            found = []
+            for requested in (None, "memory", "durable", "highest"):
+                async with site.producer(name=f"{requested} {given}", ack_level=requested) as p:
+                    (part,) = (await p.publish(make_delta("a"))).parts
+                    found.append(part.ack.level)
+            own = await (await site.streams.open(STREAM)).publish(make_delta("b"))
+            return [*found, own.level]
+
+        memory, logged, durable = AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE
+        for given, default in ((None, durable), ("logged", logged), ("memory", memory), (None, durable)):
+            await site.streams.alter(STREAM, {"ack_level": given})
+            assert await levels() == [default, memory, durable, durable, default]
+
+    with_streams(scenario, partitions=1)
