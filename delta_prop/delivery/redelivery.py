@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
     from delta_prop.delivery.feed import Feed
+
+logger = logging.getLogger("delta_prop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ async def execute_forget(feed: Feed, request: ForgetRequest) -> ReplayResult:
                 await invoker.back_off(failure)
             if feed.has_ended or request.is_withdrawn or control.requests.is_resetting:
                 break
+    elif request.erased:
+        logger.warning("sink %r cannot erase: what it has stored of an erased vector stays there", feed.name)
     return ReplayResult(0, 0, len(feed.quarantine))
 
 

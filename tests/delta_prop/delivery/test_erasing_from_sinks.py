@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
+import pytest
 
 from delta_prop import Propagator
-from delta_prop.sinks import IndexSink, ResidentVectors, StorageSink
+from delta_prop.sinks import IndexSink, JsonLinesSink, ResidentVectors, StorageSink
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Delta, create, delete
 
@@ -81,3 +82,17 @@ def test_sinks_drop_tombstones_that_snapshots_have_dropped(tmp_path: Path) -> No
             assert await storage.get("default", "w") is not None
 
     anyio.run(main)
+
+
+def test_sink_that_cannot_erase_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with Propagator(data=tmp_path / "data", log=LOG) as p:
+            await p.attach(JsonLinesSink(tmp_path / "lines", name="audit"))
+            await p.publish(Delta("ada-lovelace", create(NUMBERS)))
+            await p.erase("ada-lovelace")
+        assert files_with_traces(tmp_path) == {"lines"}
+
+    anyio.run(main)
+    (warning,) = [record.message for record in caplog.records if "cannot erase" in record.message]
+    assert "'audit'" in warning
+    assert "ada-lovelace" not in warning
