@@ -130,8 +130,8 @@ def describe(
 ) -> Description:
     """Describe a service: its streams, where their logs begin and end, the requests that it supports.
 
-    `stream`: describe only this one. `ranges`: have the service open all its partitions, so that they are all
-    listed; otherwise only open ones are.
+    `stream`: describe only this one. `ranges`: list all its partitions that were ever used, also closed ones;
+    the others are empty. Otherwise only open ones are listed.
     Raises Refused (UNKNOWN_STREAM), Unreachable, UsageError.
     """
     if stream is not None:

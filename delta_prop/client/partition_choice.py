@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DEFAULT_STREAM = "default"
 STREAM_BYTES_MAX = 249
 STREAM_ID_MAX = (1 << 32) - 1
+OPEN_PARTITIONS_MAX = 1_000
+"""Maximum number of partitions that one client opens at a time, with a connection to each."""
 CallPartition: TypeAlias = "int | Literal['sticky'] | None"
 """The partition of a call for all partitions: a number, a sticky one, or None: that of each vector."""
 
@@ -71,6 +73,15 @@ def stream_with_id(streams: Iterable[StreamDescription], stream_id: int) -> Stre
         if stream.stream == stream_id:
             return stream
     raise UsageError(f"stream {stream_id}: the service has none with this id: give a name, or another id")
+
+
+def check_open_count(stream: str | int, count: int, fix: str) -> None:
+    """Check that one client may open this many partitions of a stream. Raises UsageError with the `fix`."""
+    if count > OPEN_PARTITIONS_MAX:
+        raise UsageError(
+            f"stream {stream!r}: {count} partitions are too many for one client, which opens up to "
+            f"{OPEN_PARTITIONS_MAX}: {fix}"
+        )
 
 
 def check_call_partition(partition: object, count: int) -> int | None:

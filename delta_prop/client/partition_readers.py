@@ -114,14 +114,17 @@ class PartitionReaders:
         return start if isinstance(start, Cursor) else None
 
     async def find_offsets(self, start: Start) -> list[int]:
-        """Ask for an offset in each partition, over its connection; without one, over another one's.
+        """Ask for an offset in each partition, over its connection; without one yet, over another one's.
 
         Raises Refused, UsageError.
         """
         offsets, failures = [0] * self.count, list[Exception]()
+        others = [each for each in self.all() if each.started] or [self._subscribers[self.turns[0]]]
 
         async def find(partition: int) -> None:
-            subscriber = self._subscribers.get(partition) or self._subscribers[self.turns[0]]
+            subscriber = self._subscribers.get(partition)
+            if subscriber is None or not subscriber.started:
+                subscriber = others[partition % len(others)]
             try:
                 offsets[partition] = await subscriber.find_offset(start, partition)
             except (Refused, UsageError) as failure:  # a task group would wrap it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,13 +31,18 @@ async def find_partition(choice: PartitionChoice, connector: Connector) -> LogNa
     return choice.resolve(await describe_stream(choice.stream, connector))
 
 
-async def describe_stream(stream: str | int, connector: Connector) -> StreamDescription:
+async def describe_stream(
+    stream: str | int, connector: Connector, *, on_link: Callable[[ReconnectingLink], None] | None = None
+) -> StreamDescription:
     """Ask the service of an open connector for a stream, by its name or id.
 
+    `on_link`: gets the link at once, whose `cause` says why it has no connection.
     Raises Refused (UNKNOWN_STREAM, UNAUTHORIZED, a violation of the protocol), Unreachable, UsageError.
     """
     lookup = _Lookup(stream if isinstance(stream, str) else None, connector.token)
     link = ReconnectingLink(connector, lookup)
+    if on_link is not None:
+        on_link(link)
 
     async def run() -> None:
         try:

@@ -33,6 +33,7 @@ from delta_prop.client.partition_choice import (
     PartitionChoice,
     check_call_partition,
     check_messages,
+    check_open_count,
 )
 from delta_prop.client.partitioning import (
     OTHERS_TIMEOUT_S,
@@ -114,8 +115,8 @@ class StreamProducer:
     there before this call is sent. A call that writes to several partitions has a part in each, with its own
     outcome.
 
-    *Resources*: a `Producer` for each partition. *Errors*: those of `Producer`, for calls that write to the
-    partition; when it opens, also Refused (UNKNOWN_STREAM).
+    *Resources*: a `Producer` for each partition, of up to 1,000. *Errors*: those of `Producer`, for calls
+    that write to the partition; when it opens, also Refused (UNKNOWN_STREAM).
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class StreamProducer:
             raise UsageError(f"producer {self.name!r} was opened before: create another one")
         world = self._connector.open()
         stream = await describe_stream(self.stream, self._connector)
+        check_open_count(self.stream, stream.count, "use Producer, with partition=…")
         self._opened_map = PartitionMap(stream.count)
         self._sticky = StickyPartition(stream.count, world.randomness.fork("sticky partition"))
         self._producers = [

@@ -20,7 +20,7 @@ from delta_prop.client.closing import close_tasks
 from delta_prop.client.connector import Connector
 from delta_prop.client.consumer_state import CREDIT
 from delta_prop.client.delivered_batch import DeliveredBatch
-from delta_prop.client.partition_choice import PartitionChoice
+from delta_prop.client.partition_choice import PartitionChoice, check_open_count
 from delta_prop.client.partition_readers import PartitionReaders
 from delta_prop.client.partitioning import OTHERS_TIMEOUT_S, none_answered
 from delta_prop.client.positions import StartPosition, time_start
@@ -34,6 +34,7 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Start, StartAt
 
 T = TypeVar("T")
+_FEWER = "read fewer, with partitions=…"
 
 StreamStart: TypeAlias = "str | datetime | Sequence[Cursor | None]"
 """Where to start: "earliest" or "latest" in all partitions, a time, or an earlier subscriber's cursors."""
@@ -54,8 +55,9 @@ class StreamSubscriber:
     It reads all partitions, or those that `assign` names. While a partition does not answer, the deltas of
     the others are delivered. With `group`, each partition stores the reader's cursor beside its own log.
 
-    *Resources*: a `Subscriber` for each partition that it reads. *Errors*: an error that ends one of them
-    ends all; otherwise its deltas would be missed silently. When it opens, also Refused (UNKNOWN_STREAM).
+    *Resources*: a `Subscriber` for each partition that it reads, up to 1,000. *Errors*: an error that ends
+    one of them ends all; otherwise its deltas would be missed silently. When it opens, also Refused
+    (UNKNOWN_STREAM).
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class StreamSubscriber:
             raise UsageError(f"subscriber {self.name!r} was opened before: create another one")
         self._connector.open()
         stream = await describe_stream(self.stream, self._connector)
+        check_open_count(self.stream, len(self._first_partitions) or stream.count, _FEWER)
         starts = _starts_of(self._start, stream.name, stream.count)
         await self._exit.__aenter__()
         readers = self._readers = PartitionReaders(
@@ -209,7 +212,9 @@ class StreamSubscriber:
         The unread deltas of the others are dropped. A partition that is assigned again continues at its
         cursor. Raises UsageError.
         """
-        self._check_open().assign(partitions)
+        readers = self._check_open()
+        check_open_count(self.stream, len(partitions) or readers.count, _FEWER)
+        readers.assign(partitions)
 
     def seek(self, partition: int, position: StartPosition) -> None:
         """Return the deltas of a partition from `position` on next; see `Subscriber.seek`.
@@ -254,6 +259,12 @@ class StreamSubscriber:
         return self._readers is not None and all(one.started for one in self._readers.all())
 
     @property
+    def unconnected(self) -> list[int]:
+        """The partitions that it reads that have no connection."""
+        readers = self._check_open()
+        return [number for number in self.assigned if _is_unconnected(readers.get(number))]
+
+    @property
     def standing_by(self) -> list[int]:
         """The partitions whose deltas another reader of the group gets, until it leaves."""
         readers = self._check_open()
@@ -289,6 +300,10 @@ class StreamSubscriber:
         if self._readers is None:
             raise UsageError(f"subscriber {self.name!r} is not open yet: use it inside its `async with`")
         return self._readers
+
+
+def _is_unconnected(subscriber: Subscriber) -> bool:
+    return not subscriber.started or subscriber.waits_for is not None
 
 
 def _check_start(start: object) -> str | datetime | list[Cursor | None] | None:

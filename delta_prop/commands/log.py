@@ -29,6 +29,7 @@ from delta_prop.directory.stored_partitions import (
 )
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
 from delta_prop_broker.corruption import REPAIR, LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.readonly.inspect import inspect, inspect_checkpoints, inspect_snapshots, start_offset
@@ -238,20 +239,23 @@ def export(options: Namespace) -> int:
     if options.to is not None:
         from delta_prop.commands.backup import copy
 
-        other_options = ("start", "count", "output", "skip_corrupt")
-        if options.format != "jsonl" or any(getattr(options, name) for name in other_options):
-            raise UsageError("--to copies the whole log as it is: leave the other options out")
+        other_options = ("stream", "partition", "start", "count", "output")
+        if (
+            options.format != "jsonl"
+            or options.skip_corrupt
+            or any(getattr(options, name) is not None for name in other_options)
+        ):
+            raise UsageError("--to copies the logs of all streams as they are: leave the other options out")
         return copy(options.data, options.to)
     start = read_position("--start", options.start, EARLIEST)
-    partitions = list_partitions(
-        options.data, options.stream, options.partition, allow_corrupt=options.skip_corrupt
-    )
+    stream = DEFAULT_STREAM if options.stream is None else options.stream
+    partitions = list_partitions(options.data, stream, options.partition, allow_corrupt=options.skip_corrupt)
     count = len(partitions)
     if count > 1:
-        check_start_of_all(None if start in (EARLIEST, LATEST) else start, options.stream, count)
+        check_start_of_all(None if start in (EARLIEST, LATEST) else start, stream, count)
         if options.format == "frames":
             raise UsageError(
-                f"--format frames: stream {options.stream!r} has {count} partitions, and frames do not name "
+                f"--format frames: stream {stream!r} has {count} partitions, and frames do not name "
                 "theirs: name one with --partition"
             )
     remaining = options.count

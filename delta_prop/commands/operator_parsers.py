@@ -246,7 +246,7 @@ def _add_streams(verbs: Any) -> None:
         type=parse_positive,
         default=1,
     )
-    add_flag(create, "--if-not-exists", "succeed if it exists with as many partitions")
+    add_flag(create, "--if-not-exists", "succeed if it exists with as many partitions and these settings")
     _add_streams_change(create)
     alter = add_verb_parser(
         subverbs,

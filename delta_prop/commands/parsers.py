@@ -17,6 +17,7 @@ POSITION_HELP = f"an offset, {TIME_HELP} (UTC unless it names a zone), or 1h for
 DEFAULT_STREAM = "default"
 ACK_LEVELS = ("memory", "logged", "durable")
 _CONNECTION_OPTIONS = ("--token-file", "--tls", "--tls-ca", "--tls-name", "--tls-certificate", "--tls-key")
+_DIGITS_MAX = 100
 _SERVERS_HELP = "a server; given several times: its addresses, tried in turn"
 
 
@@ -138,20 +139,25 @@ def parse_directory(text: str) -> str:
 
 def parse_count(text: str) -> int:
     """Parse an integer of at least 0. Raises ArgumentTypeError."""
-    if not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"{text!r:.40} is not a whole number: give 0 or more")
-    return int(text)
+    return _parse_integer(text, 0)
 
 
 def parse_positive(text: str) -> int:
     """Parse an integer of at least 1. Raises ArgumentTypeError."""
-    try:
-        count = int(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r:.40} is not a whole number: give 1 or more") from None
-    if count < 1:
-        raise ArgumentTypeError(f"{count}: give 1 or more")
-    return count
+    return _parse_integer(text, 1)
+
+
+def _parse_integer(text: str, minimum: int) -> int:
+    """Parse digits; not spaces, underscores or digits of other scripts, as `int` does."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise ArgumentTypeError(f"{text!r:.40} is not a whole number: give {minimum} or more")
+    if len(digits) > _DIGITS_MAX:
+        raise ArgumentTypeError(f"{text!r:.40}… has {len(digits)} digits: give up to {_DIGITS_MAX}")
+    number = int(text)
+    if number < minimum:
+        raise ArgumentTypeError(f"{number}: give {minimum} or more")
+    return number
 
 
 def _add_count_argument(parser: ArgumentParser, unit: str) -> None:
@@ -320,7 +326,7 @@ def _add_log_export(subverbs: Any) -> None:
         "to their recovery points, with the cursors, into a directory that opens as such.",
     )
     add_data_argument(export)
-    add_option(export, "--stream", "NAME", "default: default", default=DEFAULT_STREAM)
+    add_option(export, "--stream", "NAME", "default: default")
     add_option(export, "--partition", "N", "default: all, one after the other", type=parse_count)
     add_start_argument(export, "earliest")
     _add_count_argument(export, "deltas")

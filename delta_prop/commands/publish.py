@@ -18,7 +18,7 @@ import anyio.lowlevel
 from delta_prop.calls.argument_checks import is_transform
 from delta_prop.client import Producer
 from delta_prop.client.connector import Connector
-from delta_prop.client.partition_choice import PartitionChoice
+from delta_prop.client.partition_choice import PartitionChoice, check_open_count
 from delta_prop.client.stream_lookup import describe_stream
 from delta_prop.commands.connect_options import ConnectOptions, source_of
 from delta_prop.commands.publishers import (
@@ -29,7 +29,7 @@ from delta_prop.commands.publishers import (
     RemotePublisher,
     with_line_number,
 )
-from delta_prop.commands.wait_reporter import WaitReporter
+from delta_prop.commands.wait_reporter import WaitReporter, report_lookup
 from delta_prop.directory.log_positions import check_name_argument
 from delta_prop.hosting.streams import Streams
 from delta_prop.platform import system
@@ -47,6 +47,7 @@ OK, FAILED = 0, 1
 IN_FLIGHT_MAX = 4_000
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
 _YIELD_LINES = 500
+_FIX = "name one with --partition"
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ async def _open_publisher(
     opened = (
         _open_local(target, choice, name, AckLevel.DURABLE if level is None else level)
         if isinstance(target, str)
-        else _open_remote(target, choice, name, level)
+        else _open_remote(target, choice, name, level, wait_reporter)
     )
     async with opened as publishers:
         publisher = publishers[0] if len(publishers) == 1 else PartitionedPublisher(publishers)
@@ -120,6 +121,7 @@ async def _open_local(
         async with Streams(data=data) as streams:
             stream = streams.catalogue.require(str(choice.stream))
             numbers = range(stream.partitions) if choice.partition is None else [choice.partition]
+            check_open_count(choice.stream, len(numbers), _FIX)
             partitions = [await streams.open_partition(stream, number) for number in numbers]
             yield [LocalPublisher(partition, name, level) for partition in partitions]
     except LogBusy as busy:
@@ -128,7 +130,11 @@ async def _open_local(
 
 @asynccontextmanager
 async def _open_remote(
-    target: ConnectOptions, choice: PartitionChoice, name: str, level: AckLevel | None
+    target: ConnectOptions,
+    choice: PartitionChoice,
+    name: str,
+    level: AckLevel | None,
+    wait_reporter: WaitReporter,
 ) -> AsyncIterator[list[LocalPublisher | RemotePublisher]]:
     """Connect to the partitions of a server. Raises UsageError, Refused, Unreachable."""
     addresses, token, tls = target
@@ -136,9 +142,10 @@ async def _open_remote(
     if choice.known is None:
         connector = Connector(addresses, token=token, tls=tls, settings=None, world=None)
         connector.open()
-        stream = await describe_stream(choice.stream, connector)
+        stream = await describe_stream(choice.stream, connector, on_link=report_lookup(wait_reporter))
         single = choice.partition is not None or stream.count == 1
         numbers = [choice.resolve(stream).partition] if single else [*range(stream.count)]
+        check_open_count(choice.stream, len(numbers), _FIX)
         names = [LogName(stream.stream, number) for number in numbers]
     producers = [
         Producer(
@@ -153,10 +160,12 @@ async def _open_remote(
         )
         for log in names
     ]
+    publishers = [RemotePublisher(producer) for producer in producers]
+    wait_reporter.get_cause = PartitionedPublisher(publishers).waits_for  # while they open
     async with AsyncExitStack() as exits:
         for producer in producers:
             await exits.enter_async_context(producer)
-        yield [RemotePublisher(producer) for producer in producers]
+        yield [*publishers]
 
 
 @dataclass(slots=True)

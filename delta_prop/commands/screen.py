@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from delta_prop.directory.log_positions import escape_unprintable
 from delta_prop.server.server_status import label_of
+from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NAME_CHARS = 20
@@ -38,8 +39,12 @@ def render(
     connections = now.status["connections"]
     group_rows = min(len(now.status["groups"]), max(rows_left // 4, 1))
     rows_left -= group_rows + 2 if group_rows else 0
+    partitions = _find_other_partitions(now)
+    partition_rows = min(len(partitions), max(rows_left // 4, 1))
+    rows_left -= partition_rows + 2 if partition_rows else 0
     sink_rows = min(len(now.sinks), max(rows_left // 2, rows_left - len(connections), 1))
-    lines = [*header, "", *_render_sinks(now, before, sink_rows), *_render_groups(now, group_rows)]
+    lines = [*header, *_render_partitions(now, before, partition_rows), ""]
+    lines += [*_render_sinks(now, before, sink_rows), *_render_groups(now, group_rows)]
     lines += ["", *_render_connections(now, before, max(height - len(lines) - 2, 1))]
     return [escape_unprintable(line)[:width].rstrip() for line in lines[:height]]
 
@@ -60,18 +65,20 @@ def _render_header(now: StatusSample, before: StatusSample | None, name: str) ->
     limit = "" if pressure["rate_limit"] is None else f", up to {pressure['rate_limit']:,.0f}/s"
     paced_by = f", by {pressure['paced_by']}" if pressure["paced_by"] else ""
     full = status.get("full")
+    closed = sum(stream["partitions"] - len(stream["open"]) for stream in status["streams"])
     return [
         title,
         *([] if full is None else [f"full     {full['reason']}"]),
-        f"log      offsets {log['start_offset']:,} to {log['next_offset']:,}, "
+        f"log      {DEFAULT_STREAM}: offsets {log['start_offset']:,} to {log['next_offset']:,}, "
         f"high watermark {log['high_watermark']:,}; "
         f"{format_bytes(log['bytes'])} of {format_bytes(log['bytes_max'])}",
         f"in       {rate('deltas_in')} deltas/s  {rate('bytes_in', format_bytes)}/s  accepted "
         f"{status['accepted']:,}  duplicates {status['duplicates']:,}  refused {status['refused']:,}",
         f"out      {rate('deltas_out')} deltas/s  {rate('bytes_out', format_bytes)}/s"
         + (f"  nacks: {nacks}" if nacks else ""),
-        f"queue    {queue['depth']:,} of {queue['capacity']:,}  waiting for dependencies "
+        f"queue    {DEFAULT_STREAM}: {queue['depth']:,} of {queue['capacity']:,}  waiting for dependencies "
         f"{status['pending']['pending_deltas']:,}  pressure: {pressure['level']}{limit}{paced_by}",
+        *([] if not closed else [f"closed   {closed:,} partitions are not open: their groups are not shown"]),
     ]
 
 
@@ -95,7 +102,40 @@ class _Rates:
         return f"{format_(max(growth, 0) / self._elapsed_s):>9}"  # a restart resets the counter
 
 
-# --- sinks and connections
+# --- partitions, sinks and connections
+
+
+def _find_other_partitions(sample: StatusSample) -> list[dict[str, Any]]:
+    """Return the open partitions of all streams but the default one."""
+    streams = sample.status["streams"]
+    return [
+        each | {"name": f"{stream['name']}/{each['partition']}"}
+        for stream in streams
+        for each in stream["open"]
+        if stream["name"] != DEFAULT_STREAM
+    ]
+
+
+def _render_partitions(now: StatusSample, before: StatusSample | None, rows_max: int) -> list[str]:
+    partitions = _find_other_partitions(now)
+    if not partitions:
+        return []
+    partitions_before = [] if before is None else _find_other_partitions(before)
+    counts_before = {each["name"]: each["accepted"] for each in partitions_before}
+    lines = [
+        "",
+        f"{'partition':{_NAME_CHARS}}  {'start':>13}  {'next':>13}  {'log':>11}  {'accepted':>13}  deltas/s",
+    ]
+    for each in _select_most(partitions, rows_max, "accepted"):
+        rate = "-"
+        if before is not None and each["name"] in counts_before:
+            growth = max(each["accepted"] - counts_before[each["name"]], 0)  # it may have opened again
+            rate = f"{growth / max(now.at_s - before.at_s, 1e-9):,.0f}"
+        lines.append(
+            f"{_format_name(each['name'])}  {each['start_offset']:>13,}  {each['next_offset']:>13,}  "
+            f"{format_bytes(each['bytes']):>11}  {each['accepted']:>13,}  {rate:>8}"
+        )
+    return lines + _render_more(len(partitions), rows_max)
 
 
 def _render_sinks(now: StatusSample, before: StatusSample | None, rows_max: int) -> list[str]:
@@ -105,7 +145,7 @@ def _render_sinks(now: StatusSample, before: StatusSample | None, rows_max: int)
         f"{'sink':{_NAME_CHARS}}  {'state':13}  {'offset':>13}  {'lag':>11}  {'lag time':>8}  "
         f"{'deltas/s':>9}  quarantined"
     ]
-    for sink in _select_worst(now.sinks, rows_max):
+    for sink in _select_most(now.sinks, rows_max):
         rate = "-"
         offset_before = offsets_before.get(_full_name(sink))
         if before is not None and offset_before is not None:
@@ -135,7 +175,7 @@ def _render_connections(now: StatusSample, before: StatusSample | None, rows_max
         f"{'client':{_NAME_CHARS}}  {'address':22}  {'token':12}  {'since':>8}  {'open':>6}  {'lag':>11}  "
         "lag time"
     )
-    for connection in _select_worst(connections, rows_max - 1):
+    for connection in _select_most(connections, rows_max - 1):
         lag = "stands by" if connection.get("standing_by") else _format_count(connection["lag"])
         lines.append(
             f"{_format_name(connection['client'] or '-')}  {connection['address']:22}  "
@@ -150,7 +190,7 @@ def _render_groups(now: StatusSample, rows_max: int) -> list[str]:
     if not groups:
         return []
     lines = ["", f"{'group':{_NAME_CHARS}}  {'read for':13}  {'offset':>13}  {'lag':>11}  lag time"]
-    for group in _select_worst(groups, rows_max):
+    for group in _select_most(groups, rows_max):
         standby = f", {group['standing_by']:,} wait" if group.get("standing_by") else ""
         state = ("yes" if group["has_member"] else "no") + standby
         lines.append(
@@ -160,11 +200,11 @@ def _render_groups(now: StatusSample, rows_max: int) -> list[str]:
     return lines + _render_more(len(groups), rows_max)
 
 
-def _select_worst(rows: Sequence[dict[str, Any]], rows_max: int) -> list[dict[str, Any]]:
-    """Return all rows in order if they fit, else those with the greatest lag, one row less than fit."""
+def _select_most(rows: Sequence[dict[str, Any]], rows_max: int, key: str = "lag") -> list[dict[str, Any]]:
+    """Return all rows in order if they fit, else those with the greatest `key`, one row less than fit."""
     if len(rows) <= rows_max:
         return list(rows)
-    return sorted(rows, key=lambda row: -(row["lag"] or 0))[: max(rows_max - 1, 1)]
+    return sorted(rows, key=lambda row: -(row[key] or 0))[: max(rows_max - 1, 1)]
 
 
 def _render_more(count: int, rows_max: int) -> list[str]:

@@ -12,6 +12,7 @@ from delta_prop.commands.parsers import (
     add_flag,
     add_json_argument,
     add_option,
+    add_place_arguments,
     add_server_arguments,
     add_source_arguments,
     add_start_argument,
@@ -32,7 +33,9 @@ def add_server_verbs(verbs: Any) -> None:
         "a live view of a server: rates, queue, sinks, connections",
         "top --http localhost:7374",
         _run_top,
-        description="Redraws each second until it is interrupted; draws once if output is not a terminal.",
+        description="Redraws each second until it is interrupted; draws once if output is not a terminal. "
+        "Shows all streams: their totals, the log and the queue of the stream default, and a row for each "
+        "open partition of the others.",
     )
     add_server_arguments(top, "--http", "the server's HTTP port")
     add_flag(top, "--once", "draw once and end")
@@ -120,6 +123,7 @@ def _add_trace(verbs: Any) -> None:
         "discarded. Records new deltas of a server, or those in a directory's log.",
     )
     add_source_arguments(record, "--from")
+    add_place_arguments(record)
     add_option(record, "--to", "FILE", "a new file", required=True)
     add_start_argument(record, "latest for a server, earliest for a directory", f"an offset, or {TIME_HELP}")
     add_option(

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.client.facts import describe
+from delta_prop.client.facts import describe, get
 from delta_prop.client.request_client import RequestClient
 from delta_prop.commands.connect_options import ConnectOptions, source_of
 from delta_prop.commands.status import format_value
+from delta_prop.commands.stream_arguments import (
+    alteration_of,
+    creation_of,
+    deletion_of,
+    erasure_of,
+    stream_name_of,
+    truncation_of,
+)
 from delta_prop.directory.readonly_log import open_disk
 from delta_prop.hosting.streams import Streams
 from delta_prop.platform import system
 from delta_prop_broker.catalogue.store import read_catalogue
-from delta_prop_broker.catalogue.stream import Stream
-from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.frames import Description, StreamChange, StreamDescription
+from delta_prop_broker.catalogue.stream import Stream, StreamSettings
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import Description, FactState, StreamChange, StreamDescription
+from delta_prop_wire.murmur import partition_of
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stream_requests import (
     AlterStream,
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
 OK = 0
 _TIMEOUT_S = 30.0
 _FIX = "start the service or correct the address"
+_DONE = {"create": "created", "alter": "altered", "delete": "deleted", "truncate": "truncated"}
 _COLUMNS = ("name", "id", "partitions", "settings")
 
 
@@ -54,12 +64,13 @@ def list_streams(options: Namespace) -> int:
 
 
 def show(options: Namespace) -> int:
-    """Print one stream, of a server with the range of each partition. Raises as `list_streams`."""
+    """Print one stream, of a server with the range of each used partition. Raises as `list_streams`."""
+    name = stream_name_of(options)
     source = source_of(options)
     if isinstance(source, str):
-        row = _to_row(read_catalogue(open_disk(source)).require(options.name))
+        row = _to_row(read_catalogue(open_disk(source)).require(name))
     else:
-        found = _describe(source, options.name, ranges=True).streams[0]
+        found = _describe(source, name, ranges=True).streams[0]
         ranges = [
             {
                 "partition": each.partition,
@@ -68,7 +79,7 @@ def show(options: Namespace) -> int:
             }
             for each in found.partitions
         ]
-        row = _row_of(found) | {"ranges": ranges}
+        row = _row_of(found) | {"never_used": found.count - len(ranges), "ranges": ranges}
     if options.json:
         system.put(json.dumps(row))
         return OK
@@ -84,58 +95,68 @@ def show(options: Namespace) -> int:
 
 def create(options: Namespace) -> int | Coroutine[Any, Any, int]:
     """Create a stream. Raises Refused, UsageError, LogBusy, OSError."""
-    settings = _read_settings(options.set)
-    request = CreateStream(options.name, options.partitions, settings, options.if_not_exists, options.dry_run)
-    return _change(options, request, "created")
+    return _change(options, creation_of(options))
 
 
 def alter(options: Namespace) -> int | Coroutine[Any, Any, int]:
     """Change settings of a stream. Raises Refused, UsageError, LogBusy, OSError."""
-    settings = _read_settings(options.set)
-    if not settings:
-        raise UsageError("nothing to alter: give --set NAME=VALUE, NAME= to reset one")
-    return _change(options, AlterStream(options.name, settings, options.dry_run), "altered")
+    return _change(options, alteration_of(options))
 
 
 def delete(options: Namespace) -> int | Coroutine[Any, Any, int]:
     """Delete a stream with all its rows. Raises Refused, UsageError, LogBusy, OSError."""
-    if not (options.yes or options.dry_run):
-        raise UsageError(
-            f"stream {options.name!r:.80}: all its rows would be deleted for good: give --yes, or --dry-run"
-        )
-    return _change(options, DeleteStream(options.name, options.dry_run), "deleted")
+    return _change(options, deletion_of(options))
 
 
 def truncate(options: Namespace) -> int | Coroutine[Any, Any, int]:
     """Remove the rows of a partition below an offset. Raises Refused, UsageError, LogBusy, OSError."""
-    request = TruncateStream(options.name, options.before, options.partition, options.dry_run)
-    return _change(options, request, "truncated")
+    return _change(options, truncation_of(options))
 
 
 def erase(options: Namespace) -> int | Coroutine[Any, Any, int]:
     """Erase a vector from all files. Raises Refused, UsageError, LogBusy, OSError."""
-    if not (options.yes or options.dry_run):
-        raise UsageError(
-            f"vector {options.vector!r:.80}: it would be deleted for good: give --yes, or --dry-run"
-        )
-    timeout_ms = options.timeout_s * 1000
-    request = EraseVector(options.name, options.vector, options.namespace, timeout_ms, options.dry_run)
-    return _change(options, request, f"erased vector {options.vector!r}")
+    return _change(options, erasure_of(options))
 
 
-def _change(options: Namespace, request: StreamChange, done: str) -> int | Coroutine[Any, Any, int]:
+def _change(options: Namespace, request: StreamChange) -> int | Coroutine[Any, Any, int]:
     source = source_of(options)
     if isinstance(source, str):
-        return _change_in_directory(options, source, request, done)
-    changed = _ask(source, request)
-    _report(options, _row_of(changed.streams[0]), done)
+        streams = Streams(data=source)
+        _check_directory(source, request)
+        return _change_in_directory(options, streams, request)
+    existed, found = None, None
+    if isinstance(request, CreateStream) and request.if_not_exists:
+        existed = _find_id(source, request.name)
+    elif isinstance(request, EraseVector):
+        found = _ask_whether_known(source, request)
+    changed = _row_of(_ask(source, request).streams[0])
+    _report(options, request, changed, existed=existed == changed["id"], found=found)
     return OK
 
 
-async def _change_in_directory(options: Namespace, data: str, request: StreamChange, done: str) -> int:
-    async with Streams(data=data) as streams:
+def _check_directory(data: str, request: StreamChange) -> None:
+    """Check that a directory can have this change before it is opened, which would create it.
+
+    Raises Refused, UsageError, LogCorrupted, OSError.
+    """
+    if not isinstance(request, CreateStream) or request.dry_run:
+        open_disk(data)
+    if isinstance(request, CreateStream):
+        read_catalogue(system.open_disk_at(data)).create(
+            request.name,
+            partitions=request.partitions,
+            settings=StreamSettings().changed(dict(request.settings)),
+            now_us=0,
+            if_not_exists=request.if_not_exists,
+        )
+
+
+async def _change_in_directory(options: Namespace, streams: Streams, request: StreamChange) -> int:
+    existed, found = False, None
+    async with streams:
         match request:
             case CreateStream():
+                existed = request.name in streams.catalogue.streams
                 stream = await streams.create(
                     request.name,
                     request.partitions,
@@ -152,6 +173,7 @@ async def _change_in_directory(options: Namespace, data: str, request: StreamCha
                     request.name, request.before, request.partition, dry_run=request.dry_run
                 )
             case EraseVector():
+                found = await streams.has_vector(request.name, request.vector_id, request.namespace)
                 stream = await streams.erase(
                     request.name,
                     request.vector_id,
@@ -159,17 +181,60 @@ async def _change_in_directory(options: Namespace, data: str, request: StreamCha
                     timeout_s=request.timeout_ms / 1000,
                     dry_run=request.dry_run,
                 )
-    _report(options, _to_row(stream), done)
+    _report(options, request, _to_row(stream), existed=existed, found=found)
     return OK
 
 
-def _report(options: Namespace, row: dict[str, Any], done: str) -> None:
-    if options.json:
-        system.put(json.dumps(row))
+# --- reports
+
+
+def _report(
+    options: Namespace, request: StreamChange, row: dict[str, Any], *, existed: bool, found: bool | None
+) -> None:
+    """Print what was done to a stream. `existed`: it was there before; `found`: as `has_vector` has it."""
+    if isinstance(request, EraseVector):
+        _report_erasure(options, request, row, found)
         return
-    partitions = f"{row['partitions']} partition{'s' if row['partitions'] > 1 else ''}"
-    would = "would be " if options.dry_run else ""
-    system.confirm(f"{would}{done}: stream {row['name']!r}, id {row['id']}, {partitions}")
+    if options.json:
+        fields = {"existed": existed} if isinstance(request, CreateStream) else {}
+        system.put(json.dumps(row | fields))
+        return
+    stream = f"stream {row['name']!r}, id {row['id']}, {row['partitions']} partition"
+    stream += "s" if row["partitions"] > 1 else ""
+    if existed:
+        system.confirm(f"exists already: {stream}")
+    elif request.dry_run:
+        system.confirm(f"would {options.streams_verb} {stream}")
+    else:
+        system.confirm(f"{_DONE[options.streams_verb]}: {stream}")
+
+
+def _report_erasure(
+    options: Namespace, request: EraseVector, row: dict[str, Any], found: bool | None
+) -> None:
+    stream, vector_id, namespace = row["name"], request.vector_id, request.namespace
+    assert namespace is not None
+    partition = partition_of(namespace, vector_id, row["partitions"])
+    if options.json:
+        vector = {"vector_id": vector_id, "namespace": namespace, "partition": partition, "found": found}
+        system.put(json.dumps(row | vector))
+    else:
+        done = "would erase" if request.dry_run else "erased"
+        known = "; the log has it" if request.dry_run and found else ""
+        system.confirm(
+            f"{done} vector {vector_id!r} of namespace {namespace!r}: stream {stream!r}, partition "
+            f"{partition}{known}"
+        )
+    place = f"vector {vector_id!r:.80} in namespace {namespace!r:.80}"
+    fix = "give --namespace NAME if it is in another one"
+    if found is False:
+        action = "would be" if request.dry_run else "was"
+        system.note(
+            f"the log of stream {stream!r} has no {place}; only what files had left of one {action} removed: "
+            f"{fix}"
+        )
+    elif found is None and (request.dry_run or options.namespace is None):
+        system.note(f"it is not known whether stream {stream!r} had {place}: {fix}")
 
 
 # --- a server
@@ -194,11 +259,39 @@ def _ask(source: ConnectOptions, request: StreamChange) -> Description:
     return response
 
 
+def _find_id(source: ConnectOptions, stream: str) -> int | None:
+    """Return the id of a stream; None if there is none. Raises Unreachable, UsageError."""
+    with suppress(Refused):  # if it is another refusal, the change itself is refused as well
+        return _describe(source, stream).streams[0].stream
+    return None
+
+
+def _ask_whether_known(source: ConnectOptions, request: EraseVector) -> bool | None:
+    """Return True if a service knows a vector, also a deleted one; None if it cannot tell.
+
+    Only a service with a sink that stores the states can. Raises Unreachable, UsageError.
+    """
+    addresses, token, tls = source
+    with suppress(Refused):  # if the stream is unknown, the erasure itself is refused as well
+        fact = get(
+            addresses,
+            request.vector_id,
+            request.namespace,
+            stream=request.name,
+            token=token,
+            tls=tls,
+            timeout_s=_TIMEOUT_S,
+        )
+        return fact.state is not FactState.ABSENT
+    return None
+
+
 def _resolver(source: ConnectOptions, request: StreamChange) -> Callable[[Refused], Description | None]:
     """Return what maps a refusal to a response after an attempt that may have been carried out."""
 
     def resolve(refused: Refused) -> Description | None:
-        if isinstance(request, CreateStream) and refused.code is ErrorCode.BAD_REQUEST:
+        is_new = isinstance(request, CreateStream) and not request.if_not_exists
+        if is_new and refused.code is ErrorCode.BAD_REQUEST:
             with suppress(Refused):
                 return _describe(source, request.name)
         if isinstance(request, DeleteStream) and refused.code is ErrorCode.UNKNOWN_STREAM:
@@ -208,7 +301,7 @@ def _resolver(source: ConnectOptions, request: StreamChange) -> Callable[[Refuse
     return resolve
 
 
-# --- values
+# --- rows
 
 
 def _to_row(stream: Stream) -> dict[str, Any]:
@@ -223,28 +316,6 @@ def _row_of(found: StreamDescription) -> dict[str, Any]:
         "partitions": found.count,
         "settings": dict(found.settings),
     }
-
-
-def _read_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE: true, false, a number or a word; nothing for None. Raises UsageError."""
-    settings: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--set {text!r:.80}: give NAME=VALUE, such as retention_s=86400")
-        settings[name] = _parse_value(value)
-    return settings
-
-
-def _parse_value(text: str) -> bool | int | float | str | None:
-    if not text:
-        return None
-    if text in ("true", "false"):
-        return text == "true"
-    for parse in (int, float):
-        with suppress(ValueError):
-            return parse(text)
-    return text
 
 
 VERBS = {

@@ -15,12 +15,17 @@ import anyio.lowlevel
 from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client import StreamSubscriber, Subscriber
 from delta_prop.client.connector import Connector
-from delta_prop.client.partition_choice import PartitionChoice
+from delta_prop.client.partition_choice import PartitionChoice, check_open_count
 from delta_prop.client.stream_lookup import describe_stream
 from delta_prop.commands.connect_options import ConnectOptions, read_position, source_of
 from delta_prop.commands.directory_reader import read_directory
 from delta_prop.commands.line_writer import LineWriter
-from delta_prop.commands.wait_reporter import NO_PORT, WaitReporter, report_subscriber_waits
+from delta_prop.commands.wait_reporter import (
+    NO_PORT,
+    WaitReporter,
+    report_lookup,
+    report_subscriber_waits,
+)
 from delta_prop.delivery.group_cursor import NAME_BYTES_MAX
 from delta_prop.directory.log_positions import (
     LogPosition,
@@ -82,6 +87,7 @@ async def _subscribe_to_server(
             async with report_subscriber_waits(subscriber), subscriber:
                 await _write_from_server(subscriber, options)
         else:
+            check_open_count(options.stream, count, "name one with --partition")
             check_start_of_all(position, options.stream, count)
             merged = StreamSubscriber(addresses, *topics, **common)
             async with report_subscriber_waits(merged), merged:
@@ -97,8 +103,9 @@ async def _find_partition_count(connect_options: ConnectOptions, stream: str | i
     addresses, token, tls = connect_options
     connector = Connector(addresses, token=token, tls=tls, settings=None, world=None)
     connector.open()
-    async with WaitReporter(NO_PORT).report():
-        return (await describe_stream(stream, connector)).count
+    wait_reporter = WaitReporter(NO_PORT)
+    async with wait_reporter.report():
+        return (await describe_stream(stream, connector, on_link=report_lookup(wait_reporter))).count
 
 
 async def _write_from_server(subscriber: Subscriber, options: Namespace) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _WIDTH = 16
+_RANGES_MAX = 10
 
 
 class Table:
@@ -44,6 +45,35 @@ def select_rows(rows: Iterable[Mapping[str, Any]], options: Namespace) -> list[M
         for row in rows
         if stream in (None, row["stream"]) and options.partition in (None, row["partition"])
     ]
+
+
+def find_closed(streams: Iterable[Mapping[str, Any]], options: Namespace) -> list[Mapping[str, Any]]:
+    """Return a row for each partition that the options name and that a server has not open.
+
+    `streams`: of the server's status.
+    """
+    rows: list[Mapping[str, Any]] = []
+    for stream in streams:
+        opened = {each["partition"] for each in stream["open"]}
+        closed = (number for number in range(stream["partitions"]) if number not in opened)
+        rows += ({"stream": stream["name"], "partition": number, "state": "closed"} for number in closed)
+    return select_rows(rows, options)
+
+
+def describe_closed(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Say which partitions are not open, and how to see them; the rows are in order."""
+    ranges: list[list[Any]] = []  # stream, first and last partition
+    for row in rows:
+        if ranges and ranges[-1][0] == row["stream"] and ranges[-1][2] == row["partition"] - 1:
+            ranges[-1][2] = row["partition"]
+        else:
+            ranges.append([row["stream"], row["partition"], row["partition"]])
+    names = [f"{stream}/{first}" + (f" to {last}" if last > first else "") for stream, first, last in ranges]
+    more = f" and {len(names) - _RANGES_MAX:,} more" if len(names) > _RANGES_MAX else ""
+    return (
+        f"the server has partitions that are not open, and knows nothing of them: "
+        f"{', '.join(names[:_RANGES_MAX])}{more}: --data DIR shows them, also beside a running server"
+    )
 
 
 def are_of_several(rows: Iterable[Mapping[str, Any]]) -> bool:

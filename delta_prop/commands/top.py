@@ -13,7 +13,7 @@ from delta_prop.commands.connect_options import connect_options_of
 from delta_prop.commands.http_client import HttpClient, NoAnswer
 from delta_prop.commands.screen import StatusSample, format_lag, render
 from delta_prop.commands.status import flatten, format_value
-from delta_prop.commands.tables import Table, are_of_several, select_rows
+from delta_prop.commands.tables import Table, are_of_several, describe_closed, find_closed, select_rows
 from delta_prop.commands.wait_reporter import NO_HTTP_PORT, WaitReporter
 from delta_prop.platform import system
 from delta_prop.platform.world import real_world
@@ -47,17 +47,22 @@ async def fetch(options: Namespace, path: str) -> Any:
 async def fetch_rows(options: Namespace, path: str, key: str | None = None) -> list[Mapping[str, Any]]:
     """Return the rows at a path, or at its `key`, of the partitions that the options name.
 
-    Raises UsageError, NoAnswer.
+    Notes which of these are not open, so that the server has no rows of them. Raises UsageError, NoAnswer.
     """
     async with _open_http_client(options) as http_client:
         content = await http_client.get(path)
-        if options.stream is not None or options.partition is not None:
-            _check_place(await http_client.get("/api/status"), options)
+        status = await http_client.get("/api/status")
+    _check_place(status, options)
+    closed = find_closed(status["streams"], options)
+    if closed:
+        system.note(describe_closed(closed))
     return select_rows(content if key is None else content[key], options)
 
 
 def _check_place(status: Mapping[str, Any], options: Namespace) -> None:
     """Check that the server has what the options name, if it has opened its streams. Raises UsageError."""
+    if options.stream is None and options.partition is None:
+        return
     counts = {stream["name"]: stream["partitions"] for stream in status["streams"]}
     name = options.stream or DEFAULT_STREAM
     if not counts:
@@ -73,12 +78,18 @@ def _check_place(status: Mapping[str, Any], options: Namespace) -> None:
 async def show_server_status(options: Namespace) -> int:
     """Print the server's state; return exit status 1 if it is not ready. Raises UsageError, NoAnswer."""
     status = await fetch(options, "/api/status")
-    partitions = [
-        open_one | {"stream": stream["name"]} for stream in status["streams"] for open_one in stream["open"]
+    partitions: list[Mapping[str, Any]] = [
+        open_one | {"stream": stream["name"], "state": "open"}
+        for stream in status["streams"]
+        for open_one in stream["open"]
     ]
+    _check_place(status, options)
+    closed = find_closed(status["streams"], options)
+    if closed:
+        system.note(describe_closed(closed))
     if options.stream is not None or options.partition is not None:
-        _check_place(status, options)
-        rows = select_rows(partitions, options)
+        rows = [*select_rows(partitions, options), *closed]
+        rows.sort(key=lambda row: (row["stream"], row["partition"]))
         if options.json:
             system.put_all(map(json.dumps, rows))
         else:
@@ -95,11 +106,17 @@ async def show_server_status(options: Namespace) -> int:
 
 
 def _put_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the open partitions."""
+    """Print open partitions, and the names of closed ones."""
     table = Table(has_partitions=True)
-    table.put_head(f"{'start':>12}  {'next':>12}  log_id")
+    table.put_head(f"{'state':6}  {'start':>12}  {'next':>12}  {'bytes':>14}  {'accepted':>12}  log_id")
     for row in rows:
-        table.put(row, f"{row['start_offset']:>12,}  {row['next_offset']:>12,}  {row['log_id']}")
+        numbers = ""
+        if row["state"] == "open":
+            numbers = (
+                f"{row['start_offset']:>12,}  {row['next_offset']:>12,}  {row['bytes']:>14,}  "
+                f"{row['accepted']:>12,}  {row['log_id']}"
+            )
+        table.put(row, f"{row['state']:6}  {numbers}")
 
 
 async def show_server_sinks(options: Namespace) -> int:

@@ -17,6 +17,7 @@ import anyio.lowlevel
 
 from delta_prop.client import Subscriber
 from delta_prop.commands.connect_options import ConnectOptions, read_position, source_of
+from delta_prop.commands.tables import name_of
 from delta_prop.commands.wait_reporter import report_subscriber_waits
 from delta_prop.directory.log_positions import (
     EARLIEST,
@@ -26,8 +27,9 @@ from delta_prop.directory.log_positions import (
     reached_offset,
     subscribe_start_of,
 )
-from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.directory.readonly_log import PartitionName
 from delta_prop.directory.recorded_traffic import SALT_BYTES, TrafficWriter
+from delta_prop.directory.stored_partitions import find_partition
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
 from delta_prop_broker.readonly.follow import Follower
@@ -48,7 +50,8 @@ SYNC_INTERVAL_S = 1.0
 async def record(options: Namespace) -> int:
     """Write the recording.
 
-    Raises UsageError, Refused (CURSOR_TOO_OLD, UNAUTHORIZED), LogCorrupted, OSError.
+    Raises UsageError, Refused (CURSOR_TOO_OLD, UNAUTHORIZED, UNKNOWN_STREAM, WRONG_PARTITION), LogCorrupted,
+    OSError.
     """
     source = source_of(options)
     start = read_position("--start", options.start, None)
@@ -60,9 +63,9 @@ async def record(options: Namespace) -> int:
         )
     trace_range = _TraceRange(start, until, span_s)
     if isinstance(source, str):
-        await _record_directory(source, options.to, trace_range)
+        await _record_directory(source, name_of(options), options.to, trace_range)
     else:
-        await _record_server(source, options.to, trace_range)
+        await _record_server(source, name_of(options), options.to, trace_range)
     return OK
 
 
@@ -109,11 +112,13 @@ class _TraceRange:
         return self._until is not None and self._until.time_us is not None and time_us >= self._until.time_us
 
 
-async def _record_directory(data: str, to: str, trace_range: _TraceRange) -> None:
-    with open_readonly_log(data) as (disk, log, _):
+async def _record_directory(data: str, name: PartitionName, to: str, trace_range: _TraceRange) -> None:
+    partition = find_partition(data, name)
+    with partition.open_log() as (_, log, _):
         start, end = reached_offset(trace_range.start or EARLIEST, log), log.high_watermark
     trace_range.set_log_end(end, followed=False)
-    with closing(Follower(disk, start, synced=end)) as follower, _open_recording(to) as recording:
+    follower = Follower(partition.root, start, partition.place.log_path, synced=end)
+    with closing(follower), _open_recording(to) as recording:
         for location in follower.read():
             logged = location.logged
             if trace_range.is_batch_past_end(logged.offset, location.stamp.append_time):
@@ -122,12 +127,16 @@ async def _record_directory(data: str, to: str, trace_range: _TraceRange) -> Non
             await anyio.lowlevel.checkpoint()
 
 
-async def _record_server(connect_options: ConnectOptions, to: str, trace_range: _TraceRange) -> None:
+async def _record_server(
+    connect_options: ConnectOptions, place: PartitionName, to: str, trace_range: _TraceRange
+) -> None:
     subscriber = Subscriber(
         connect_options.addresses,
         "*",
         start="latest" if trace_range.start is None else subscribe_start_of(trace_range.start),
         name="delta-prop trace record",
+        stream=place.stream,
+        partition=place.partition,
         token=connect_options.token,
         tls=connect_options.tls,
     )

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.client import StreamSubscriber, Subscriber, outage
 from delta_prop.platform import system
 from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.client.reconnecting_link import ReconnectingLink
 
 REPORT_AFTER_S = 3.0
 """Seconds without progress after which a wait is reported."""
@@ -24,12 +29,14 @@ class WaitReporter:
     """Reports why a command waits.
 
     Its owner sets `get_cause`, which returns the obstacle (None: unknown), and `is_waiting`, which returns
-    True while the command waits. `unknown_text`: what to print for an unknown obstacle.
+    True while the command waits. `get_details` returns what to print after a known obstacle. `unknown_text`:
+    what to print for an unknown obstacle.
     """
 
     def __init__(self, unknown_text: str = "no answer has come yet") -> None:
         self.get_cause: Callable[[], Exception | None] = lambda: None
         self.is_waiting: Callable[[], bool] = lambda: True
+        self.get_details: Callable[[], str] = str
         self._unknown_text = unknown_text
         self._since = system.now()
         self._reported_kind: str | None = None
@@ -87,8 +94,17 @@ class WaitReporter:
         if cause is None:
             return self._unknown_text
         if isinstance(cause, Refused):
-            return str(cause)
-        return f"no connection ({str(cause) or type(cause).__name__}), retrying"
+            return f"{cause}{self.get_details()}"
+        return f"no connection ({str(cause) or type(cause).__name__}), retrying{self.get_details()}"
+
+
+def report_lookup(wait_reporter: WaitReporter) -> Callable[[ReconnectingLink], None]:
+    """Return what makes the reporter name the obstacle of a lookup, given the lookup's link."""
+
+    def note_link(link: ReconnectingLink) -> None:
+        wait_reporter.get_cause = lambda: link.cause
+
+    return note_link
 
 
 @contextmanager
@@ -107,5 +123,17 @@ async def report_subscriber_waits(subscriber: Subscriber | StreamSubscriber) -> 
     wait_reporter = WaitReporter(NO_PORT)
     wait_reporter.get_cause = lambda: subscriber.waits_for
     wait_reporter.is_waiting = lambda: not subscriber.started or subscriber.waits_for is not None
+    if isinstance(subscriber, StreamSubscriber):
+        wait_reporter.get_details = lambda: _details_of(subscriber)
     async with wait_reporter.report():
         yield
+
+
+def _details_of(subscriber: StreamSubscriber) -> str:
+    """Return how many partitions have no connection, and what helps if the service refuses more."""
+    unconnected = len(subscriber.unconnected)
+    details = f"; no connection to {unconnected} of {len(subscriber.assigned)} partitions"
+    cause = subscriber.waits_for
+    if isinstance(cause, Refused) and cause.code is ErrorCode.RATE_LIMITED:
+        details += ": raise connections_per_host_max of the service, or read one partition with --partition"
+    return details

@@ -165,8 +165,8 @@ class Streams:
     ) -> Stream:
         """Create a stream; durable when this returns. `settings`: fields of StreamSettings, by name.
 
-        `if_not_exists`: return the stream if it exists with as many partitions. `dry_run`: only check. Raises
-        UsageError, OSError.
+        `if_not_exists`: return the stream if it exists with as many partitions and these settings.
+        `dry_run`: only check. Raises UsageError, OSError.
         """
         async with self._catalogue_lock:
             created = self._catalogue.create(
@@ -255,6 +255,24 @@ class Streams:
         finally:
             await self._drop_user(LogName(stream.stream_id, number), partition)
         return stream
+
+    async def has_vector(self, name: str, vector_id: str, namespace: str | None = None) -> bool | None:
+        """Return True if the log of a stream has a vector, also a deleted one; None if it cannot be told.
+
+        `namespace`: as in `erase`. Raises Refused (UNKNOWN_STREAM), LogCorrupted, FormatUnknown, OSError.
+        """
+        check_texts(vector_id=vector_id)
+        namespace = namespace or namespace_of(vector_id)
+        stream = self._catalogue.require(name)
+        number = partition_of(namespace, vector_id, stream.partitions)
+        partition, propagator = await self._hold(stream, number)
+        try:
+            if propagator.head(vector_id, namespace) is not None:
+                return True
+            vectors = propagator.internals().partition.pipeline.appender.vectors
+            return None if vectors.is_incomplete(namespace) else False
+        finally:
+            await self._drop_user(LogName(stream.stream_id, number), partition)
 
     async def _adopt(self, catalogue: Catalogue, *, dry_run: bool) -> None:
         if catalogue is self._catalogue or dry_run:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -212,6 +212,19 @@ class ConnectionReader:
         self._budget_bytes = UNBUDGETED_BYTES
 
 
+@dataclass(slots=True, eq=False)
+class Terms:
+    """The terms of a connection. `credit`: the first one, with what raised quotas have added to it.
+
+    `recoveries`: the pipeline's count of recoveries when the client got its watermarks. `changed`: set when
+    its quotas may have changed.
+    """
+
+    recoveries: int = 0
+    credit: Credit | None = None
+    changed: anyio.Event = field(default_factory=anyio.Event)
+
+
 class FrameDispatcher:
     """Handles the frames of one connection.
 
@@ -243,12 +256,12 @@ class FrameDispatcher:
         self._deliveries = deliveries
         self._heartbeats = heartbeats
         self._end = end
-        self._known_recoveries = 0  # the pipeline's count of recoveries when the client got its watermarks
+        self._terms = Terms()
 
     @property
     def is_outdated(self) -> bool:
         """True if a recovery since the hello may have lost rows below the client's watermarks."""
-        return self._known_recoveries != self._context.partition.pipeline.recoveries
+        return self._terms.recoveries != self._context.partition.pipeline.recoveries
 
     @property
     def is_held(self) -> bool:
@@ -267,7 +280,7 @@ class FrameDispatcher:
             handler is None
             or self._client.quota.inbound is not None
             or self._end.is_draining
-            or self._known_recoveries != context.partition.pipeline.recoveries
+            or self._terms.recoveries != context.partition.pipeline.recoveries
         ):
             return False
         run = self._connection.next_run()
@@ -298,12 +311,17 @@ class FrameDispatcher:
         context, client = self._context, self._client
         if client.permissions is None:
             return
-        stream = context.partitions.streams.catalogue.streams.get(context.served.stream)
+        streams = context.partitions.streams.catalogue.streams
+        context.quotas.drop_removed(streams)
+        stream = streams.get(context.served.stream)
         if stream is not None:
-            now = context.clock.now()
-            if client.quota.outbound is not None:
-                client.quota.outbound.close(now)
+            former, now = client.quota, context.clock.now()
             client.quota = context.quotas.open(client.permissions, client.name, stream, now)
+            client.quota.follow(former, now)
+            self._terms.changed.set()
+            if former.outbound is not None:
+                self._answers.writer.notify()  # deliveries that the former quotas held up may go now
+            self._raise_credit()
 
     # --- frames
 
@@ -329,21 +347,28 @@ class FrameDispatcher:
         inbound, size = self._client.quota.inbound, self._connection.last_frame_bytes
         if inbound is not None:
             rows = frame.batch.count if isinstance(frame, BatchFrame) else 1
-            wait_s = inbound.charge(rows, size, self._context.clock.now())
-            if wait_s:
+            if inbound.charge(rows, size, self._context.clock.now()):
                 self.unblocked, self._client.is_held = anyio.Event(), True
-                self.queries.tasks.start_soon(self._take_later, wait_s, frame, size)
+                self.queries.tasks.start_soon(self._take_later, frame, size)
                 return
         self._take_deltas(frame, size)
 
-    async def _take_later(self, wait_s: float, frame: BatchFrame | DeltaFrame, size: int) -> None:
-        await anyio.sleep(wait_s)
+    async def _take_later(self, frame: BatchFrame | DeltaFrame, size: int) -> None:
+        await self._wait_for_quota()
         unblocked, self.unblocked, self._client.is_held = self.unblocked, None, False
         assert unblocked is not None
         if not self._answers.writer.is_ending:
             with self._context.partition.tick_callbacks:
                 self._take_deltas(frame, size)
         unblocked.set()
+
+    async def _wait_for_quota(self) -> None:
+        """Wait until the quotas let the last frame pass; those that come meanwhile count from then on."""
+        client, clock = self._client, self._context.clock
+        while client.quota.inbound is not None and (wait_s := client.quota.inbound.wait_s(clock.now())):
+            self._terms.changed = anyio.Event()
+            with anyio.move_on_after(wait_s):
+                await self._terms.changed.wait()
 
     def _take_deltas(self, frame: BatchFrame | DeltaFrame, size: int) -> None:
         handler = self.produce_handler
@@ -410,13 +435,11 @@ class FrameDispatcher:
             self.queries.tasks.start_soon(self._open_and_finish, name, sequence, hello, is_first)
 
     def _enter(self) -> None:
-        """Count the connection and its hello for its quotas. Raises Refused (QUOTA_EXCEEDED)."""
+        """Count the connection, whose first hello costs no request. Raises Refused (QUOTA_EXCEEDED)."""
         context, client = self._context, self._client
         context.quotas.enter(client.rights)
         client.is_counted = True
         self.update_quota()
-        if client.quota.requests is not None:
-            client.quota.requests.take(context.clock.now())
 
     def _finish_hello(self, sequence: int, hello: Hello, *, is_first: bool) -> None:
         """Answer a hello, in the partition that it names. Raises Refused.
@@ -486,7 +509,7 @@ class FrameDispatcher:
     def _bind(self, served: ServedPartition) -> None:
         self._context.bind(served)
         self._connection.stream = served.name.stream
-        self._known_recoveries = served.partition.pipeline.recoveries
+        self._terms.recoveries = served.partition.pipeline.recoveries
         self.update_quota()
         if self.produce_handler is not None:  # of another partition, and unused
             self.produce_handler = make_produce_handler(
@@ -499,13 +522,10 @@ class FrameDispatcher:
         return handler is None or not (handler.is_used or isinstance(handler, StagingHandler))
 
     def _send_welcome(self, sequence: int, grants: list[OriginGrant], *, is_first: bool) -> None:
-        settings = self._context.settings
-        self._known_recoveries = self._context.partition.pipeline.recoveries
+        self._terms.recoveries = self._context.partition.pipeline.recoveries
         credit = None
         if is_first and self.produce_handler is not None:
-            credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
-            if self._client.quota.inbound is not None:
-                credit = self._client.quota.inbound.bound_credit(credit)
+            credit = self._terms.credit = self._allowed_credit()
         elif is_first:
             # The client does not learn of it: deltas that it sends are refused for its token, not for credit.
             self._connection.receive_window.grant(Credit(1, 1))
@@ -513,6 +533,22 @@ class FrameDispatcher:
         for page in pages:
             self._answers.respond(sequence, page, more=True)
         self._answers.send(Ack(0, credit=credit, correlation_id=sequence, response=last))
+
+    def _allowed_credit(self) -> Credit:
+        """Return the first credit that the settings and the quotas allow."""
+        settings, inbound = self._context.settings, self._client.quota.inbound
+        credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
+        return credit if inbound is None else inbound.bound_credit(credit)
+
+    def _raise_credit(self) -> None:
+        """Grant what raised quotas allow in addition to the first credit."""
+        given, allowed = self._terms.credit, self._allowed_credit()
+        if given is None or not self._answers.is_open:
+            return
+        more = Credit(max(allowed.deltas - given.deltas, 0), max(allowed.bytes - given.bytes, 0))
+        if more.deltas or more.bytes:
+            self._terms.credit = Credit(given.deltas + more.deltas, given.bytes + more.bytes)
+            self._answers.send(Ack(0, credit=more))
 
     # --- jobs
 

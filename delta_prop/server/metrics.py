@@ -39,26 +39,34 @@ def _parse_specs(table: str) -> tuple[MetricSpec, ...]:
     return tuple(MetricSpec(*row.split(" ", 2)) for row in rows)
 
 
-PROPAGATOR = _parse_specs("""
-accepted_deltas_total accepted Deltas appended to the log.
+TOTALS = _parse_specs("""
+accepted_deltas_total accepted Deltas appended to the logs of all streams.
 duplicate_deltas_total duplicates Duplicate deltas, acknowledged without effect.
 noop_deltas_total noops Deltas that were finally refused; each has a no-op record.
 concurrent_updates_total concurrent_updates Deltas whose producer had not seen the latest delta of the same
     vector.
+refusals_total refused Batches and drafts that were refused.
+queue_full_refusals_total queue_full Items refused by a full queue.
+pending_full_refusals_total pending_full Batches refused for lack of capacity.
+pending_timeouts_total pending_timeouts Batches whose dependencies never came.
+""")
+PARTITION = _parse_specs("""
+partition_accepted_deltas_total accepted Deltas appended to the partition's log since it opened.
+partition_log_start_offset log.start_offset Offset of the oldest delta that can be read.
+partition_log_next_offset log.next_offset Offset of the next delta to be appended.
+partition_log_bytes log.bytes Size of the partition's log.
+""")
+PROPAGATOR = _parse_specs("""
 ids ids.ids 16-byte ids that are known.
 ids_kept_since_offset ids.kept_since Every id from this offset on is known.
 ids_memory_bytes ids.memory_bytes Memory that ids take.
 ids_file_bytes ids.file_bytes Disk space that ids take.
-refusals_total refused Batches and drafts that were refused.
 queue_deltas queue.depth Deltas queued for the pipeline.
 queue_bytes queue.depth_bytes Bytes queued for the pipeline.
 queue_deltas_max queue.capacity Capacity of the queue in deltas.
 queue_bytes_max queue.capacity_bytes Capacity of the queue in bytes.
-queue_full_refusals_total queue.refused_full Items refused by a full queue.
 pending_deltas pending.pending_deltas Deltas waiting for dependencies.
 pending_bytes pending.pending_bytes Bytes waiting for dependencies.
-pending_full_refusals_total pending.refused_full Batches refused for lack of capacity.
-pending_timeouts_total pending.refused_timeout Batches whose dependencies never came.
 pressure_level pressure.level Backpressure on sources: 0 none, 3 stop.
 pressure_deltas_per_second pressure.rate_limit Rate limit for sources, if there is one.
 memory_bytes_max memory_bytes_max Memory that the propagator takes if every bound is reached.
@@ -138,6 +146,7 @@ job_refused_deltas_total refused Deltas of jobs that were refused when published
 jobs_expired_total expired Jobs dropped because they were not decided in time.
 """)
 LANES = ("critical", "high", "normal", "low")
+_PLACE = ("stream", "partition")
 
 
 class Scrape(Collector):
@@ -177,6 +186,7 @@ class Metrics:
         yield _make_metric("native_core", "1 while the native core runs.", [((), core_mode.is_native)])
         statistics = view.statistics()
         if statistics is not None:
+            yield from _table_metrics(TOTALS, (), [((), view.delta_counts())])
             yield from _table_metrics(PROPAGATOR, (), [((), statistics)])
             yield from _table_metrics(LOG, (), [((), statistics.log)])
             full_seconds = [
@@ -191,15 +201,25 @@ class Metrics:
             )
             lanes = zip(LANES, statistics.queue.lanes, strict=True)
             yield from _table_metrics(LANE, ("lane",), [((name,), lane) for name, lane in lanes])
-            sinks = statistics.sinks.items()
-            yield from _table_metrics(SINK, ("sink",), [((name,), sink) for name, sink in sinks])
-            states = [((name, sink.state), 1) for name, sink in sinks]
-            yield _make_metric(
-                "sink_state", "1 for the present state of the sink.", states, ("sink", "state")
-            )
-            opened = [((name,), sink.breaker != "closed") for name, sink in sinks]
-            yield _make_metric("sink_breaker_open", "1 while the circuit breaker is open.", opened, ("sink",))
+            yield from self._partition_metrics()
         yield from self._server_metrics()
+
+    def _partition_metrics(self) -> Iterator[Metric]:
+        partitions = [
+            ((each.stream, str(each.partition)), each.statistics) for each in self._view.partitions()
+        ]
+        yield from _table_metrics(PARTITION, _PLACE, partitions)
+        labels = ("sink", *_PLACE)
+        sinks = [
+            ((name, *place), sink)
+            for place, statistics in partitions
+            for name, sink in statistics.sinks.items()
+        ]
+        yield from _table_metrics(SINK, labels, sinks)
+        states = [((*values, sink.state), 1) for values, sink in sinks]
+        yield _make_metric("sink_state", "1 for the present state of the sink.", states, (*labels, "state"))
+        opened = [(values, sink.breaker != "closed") for values, sink in sinks]
+        yield _make_metric("sink_breaker_open", "1 while the circuit breaker is open.", opened, labels)
 
     def _server_metrics(self) -> Iterator[Metric]:
         counters, job_counts = self._view.counters(), self._view.job_counts()
@@ -229,15 +249,19 @@ class Metrics:
         )
         labelled_rows = [((str(row["number"]), row["client"] or ""), row) for row in subscribed]
         yield from _lag_metrics("subscriber", ("connection", "client"), labelled_rows)
-        groups = self._view.groups()
-        yield from _lag_metrics("group", ("group",), [((group["name"],), group) for group in groups])
+        labels = ("group", *_PLACE)
+        groups = [
+            ((group["name"], group["stream"], str(group["partition"])), group)
+            for group in self._view.groups()
+        ]
+        yield from _lag_metrics("group", labels, groups)
         for name, key, help_ in (
             ("group_has_member", "has_member", "1 while a member reads for the group."),
             ("group_members_standing_by", "standing_by", "Members that stand by."),
         ):
-            samples = [((group["name"],), group[key]) for group in groups]
+            samples = [(values, group[key]) for values, group in groups]
             if samples:
-                yield _make_metric(name, help_, samples, ("group",))
+                yield _make_metric(name, help_, samples, labels)
 
     def _quota_metrics(self) -> Iterator[Metric]:
         counts = sorted(self._view.quota_counts().items())

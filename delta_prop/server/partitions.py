@@ -5,9 +5,10 @@ A connection works with one partition at a time: the one that its hello names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -16,6 +17,7 @@ from delta_prop.server.groups import Groups
 from delta_prop.server.jobs import Jobs
 from delta_prop.server.permissions import ALL_PERMISSIONS, Permissions
 from delta_prop.server.server_context import ServicePressure
+from delta_prop.server.stored_ranges import read_ranges
 from delta_prop_broker.catalogue.catalogue import Catalogue
 from delta_prop_broker.catalogue.stream import Stream, check_partition
 from delta_prop_wire.cursor import Cursor
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.delivery.sink_manager import SinkManager
     from delta_prop.partition.partition import Partition
-    from delta_prop.platform.ports import World
+    from delta_prop.platform.ports import Threads, World
     from delta_prop.server.settings import ServerSettings
 
 OPEN_TIMEOUT_S = 60.0
@@ -219,10 +221,12 @@ class Partitions:
         self._served: dict[LogName, ServedPartition] = {}
         self._opening: dict[LogName, anyio.Event] = {}
         self._tasks: TaskGroup
+        self._threads: Threads  # reads the files of closed partitions
 
     async def start(self, tasks: TaskGroup) -> None:
         """Open the default partition; `tasks` own what partitions need. Raises as `open`."""
         self._tasks = tasks
+        self._threads = self.streams.world.new_threads()
         self.default = await self.open(DEFAULT_LOG)
 
     # --- questions
@@ -248,11 +252,49 @@ class Partitions:
 
     def describe_one(self, stream: Stream) -> StreamDescription:
         """Describe a stream, with the ranges of its open partitions."""
+        ranges = [_range_of(each) for each in self._open_partitions(stream)]
+        return _description_of(stream, ranges)
+
+    async def describe_fully(self, stream_name: str) -> StreamDescription:
+        """Describe a stream, with the ranges of all partitions that were ever used.
+
+        A closed one is read from its files; it is opened only if it was not closed cleanly. Raises Refused.
+        """
+        stream = self.streams.catalogue.require(stream_name)
+        ranges = await self._stored_ranges(stream)
+        current = self.streams.catalogue.require(stream_name)
+        if current.stream_id != stream.stream_id:  # it was deleted meanwhile, and created anew
+            ranges = {}
+        ranges |= {each.partition: each for each in self.describe_one(current).partitions}
+        return _description_of(current, [ranges[number] for number in sorted(ranges)])
+
+    async def _stored_ranges(self, stream: Stream) -> dict[int, PartitionRange]:
+        """Return the ranges of the partitions that have files, by number. Raises Refused."""
+        disk = self.default.partition.disk
+        if disk is None:
+            return {}
+        try:
+            stored = await self._threads.run(partial(read_ranges, disk, stream))
+        except OSError as error:
+            raise Refused(
+                ErrorCode.LOG_FAILED,
+                f"stream {stream.name!r}: its directory cannot be read: {error}: try again, or ask the "
+                "operator",
+                retry_after_ms=_RETRY_MS,
+            ) from None
+        for number in stored.unclear:
+            name = LogName(stream.stream_id, number)
+            async with explain_open_failure(name):
+                stored.ranges[number] = _range_of(await self.open(name))
+        return stored.ranges
+
+    def _open_partitions(self, stream: Stream) -> list[ServedPartition]:
+        """Return the open partitions of a stream, in order; asks for each, or looks through all open ones."""
+        if stream.partitions > len(self._served):
+            names = sorted(name for name in self._served if name.stream == stream.stream_id)
+            return [self._served[name] for name in names]
         served = [self._served.get(LogName(stream.stream_id, number)) for number in range(stream.partitions)]
-        ranges = [_range_of(each) for each in served if each is not None]
-        return StreamDescription(
-            stream.name, stream.stream_id, tuple(ranges), stream.partitions, stream.settings.to_json()
-        )
+        return [each for each in served if each is not None]
 
     # --- opening and closing
 
@@ -290,14 +332,6 @@ class Partitions:
             del self._opening[name]
             opening.set()
 
-    async def open_all(self, stream_name: str) -> None:
-        """Open all partitions of a stream. Raises Refused."""
-        stream = self.streams.catalogue.require(stream_name)
-        for number in range(stream.partitions):
-            name = LogName(stream.stream_id, number)
-            async with explain_open_failure(name):
-                await self.open(name)
-
     def forget(self, name: LogName) -> ServedPartition | None:
         """Return a partition that closes; from now on a hello that names it waits until it opens again."""
         return self._served.pop(name, None)
@@ -319,6 +353,12 @@ class Partitions:
             await self.streams.release(name)
         finally:
             self._opening.pop(name).set()
+
+
+def _description_of(stream: Stream, ranges: Sequence[PartitionRange]) -> StreamDescription:
+    return StreamDescription(
+        stream.name, stream.stream_id, tuple(ranges), stream.partitions, stream.settings.to_json()
+    )
 
 
 def _range_of(served: ServedPartition) -> PartitionRange:

@@ -8,7 +8,7 @@ nothing is sent twice, order is kept, and connections with a common quota take t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BURST_S, REQUESTS_BURST_S = 0.1, 0.25
 """Amount that an unused quota lets pass at once, in seconds of its rate; at least one of its unit."""
+REQUESTS_BURST_MIN = 4
+"""Minimum of that for requests, so that a client with a low quota gets through its first ones."""
 CREDIT_S = 0.5
 """The first credit of a producer with a quota, in seconds of its rate; more in flight would only wait."""
 TURN_S = 0.02
@@ -84,11 +86,12 @@ class Meter:
     __slots__ = ("__weakref__", "_bucket", "counts", "name", "rate")
 
     def __init__(self, name: QuotaName, rate: float, counts: QuotaCounts, now: float) -> None:
-        burst_s = REQUESTS_BURST_S if name.quota == "requests_s" else BURST_S
+        is_of_requests = name.quota == "requests_s"
+        burst_s, minimum = (REQUESTS_BURST_S, REQUESTS_BURST_MIN) if is_of_requests else (BURST_S, 1)
         self.name = name
         self.rate = rate
         self.counts = counts
-        self._bucket = TokenBucket(rate, max(rate * burst_s, 1.0), now)
+        self._bucket = TokenBucket(rate, max(rate * burst_s, minimum), now)
 
     @property
     def turn(self) -> float:
@@ -108,22 +111,62 @@ class Meter:
         return int(max(self._bucket.available(now), 0.0))
 
 
+class Turn:
+    """The amounts charged to meters for something that waits, and when each of them passes."""
+
+    __slots__ = ("_reserved",)
+
+    def __init__(self) -> None:
+        self._reserved: dict[Meter, tuple[float, float]] = {}
+
+    def reserve(self, meter: Meter, amount: float, now: float) -> None:
+        """Charge a meter, if it was not charged for this turn."""
+        if meter not in self._reserved:
+            self._reserved[meter] = amount, now + meter.wait_s(amount, now)
+            meter.charge(amount, now)
+
+    def give_back(self, now: float, keep: Collection[Meter] = ()) -> None:
+        """Give back what was charged, except to the meters to keep."""
+        for meter in [meter for meter in self._reserved if meter not in keep]:
+            amount, _ = self._reserved.pop(meter)
+            meter.charge(-amount, now)
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until the amounts have passed all meters."""
+        wait_s = max([passes_at for _, passes_at in self._reserved.values()], default=now) - now
+        return wait_s if wait_s > _WAIT_S_MIN else 0.0
+
+
 class Inbound:
     """The quotas for the frames of one connection."""
 
     def __init__(self, rows: list[Meter], size: list[Meter]) -> None:
         self._rows = rows
         self._size = size
+        self._frame = 0, 0  # the rows and bytes of the last frame
+        self._turn = Turn()  # of the last frame
 
     def charge(self, rows: int, size: int, now: float) -> float:
         """Charge a frame of deltas; return the seconds for which it must wait."""
-        wait_s = 0.0
+        self._frame, self._turn = (rows, size), Turn()
+        self._reserve(now)
         for amount, meters in ((rows, self._rows), (size, self._size)):
             for meter in meters:
-                wait_s = max(wait_s, meter.wait_s(amount, now))
-                meter.charge(amount, now)
                 meter.counts.passed += amount
-        return wait_s if wait_s > _WAIT_S_MIN else 0.0
+        return self.wait_s(now)
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds for which the last frame must still wait."""
+        return self._turn.wait_s(now)
+
+    def hand_over(self, later: Inbound | None, now: float) -> None:
+        """Let a frame that still waits follow other quotas; it keeps its turn in those that stay."""
+        if not self.wait_s(now):
+            return
+        self._turn.give_back(now, () if later is None else (*later._rows, *later._size))
+        if later is not None:
+            later._frame, later._turn = self._frame, self._turn
+            later._reserve(now)
 
     def bound_credit(self, credit: Credit) -> Credit:
         """Return the first credit of the connection: as much as passes in a short time."""
@@ -132,6 +175,11 @@ class Inbound:
             for meters in (self._rows, self._size)
         ]
         return Credit(min(credit.deltas, deltas), min(credit.bytes, size))
+
+    def _reserve(self, now: float) -> None:
+        for amount, meters in zip(self._frame, (self._rows, self._size), strict=True):
+            for meter in meters:
+                self._turn.reserve(meter, amount, now)
 
 
 class Outbound:
@@ -144,19 +192,16 @@ class Outbound:
     def __init__(self, rows: list[Meter], size: list[Meter]) -> None:
         self._rows = rows
         self._size = size
-        self._turn_at: float | None = None  # when the reserved turn comes
+        self._turn = Turn()  # of the next delivery; empty before it is reserved
 
     def budget(self, now: float) -> Credit | None:
         """Return what may be sent now, after which `settle` is called; None: nothing yet.
 
         One frame may exceed it.
         """
-        meters = [*self._rows, *self._size]
-        if self._turn_at is None:
-            self._turn_at = now + max([meter.wait_s(meter.turn, now) for meter in meters])
-            for meter in meters:
-                meter.charge(meter.turn, now)
-        if self._turn_at - now > _WAIT_S_MIN:
+        for meter in (*self._rows, *self._size):
+            self._turn.reserve(meter, meter.turn, now)
+        if self.wait_s(now):
             return None
         rows, size = [
             min((int(meter.turn) + meter.spare(now) for meter in group), default=_UNBOUNDED)
@@ -171,22 +216,26 @@ class Outbound:
 
     def settle(self, chunk: SendChunk | None, now: float) -> None:
         """Charge what is sent in the turn, in place of what it reserved; None if there is nothing to send."""
-        self._turn_at = None
+        self.close(now)
         rows, size = (0, 0) if chunk is None else (chunk.delta_count, chunk.bytes)
         for amount, meters in ((rows, self._rows), (size, self._size)):
             for meter in meters:
-                meter.charge(amount - meter.turn, now)
+                meter.charge(amount, now)
                 meter.counts.passed += amount
 
     def close(self, now: float) -> None:
-        """Give up a reserved turn: nothing more is sent."""
-        if self._turn_at is not None:
-            self.settle(None, now)
+        """Give up a reserved turn."""
+        self._turn.give_back(now)
+
+    def hand_over(self, later: Outbound | None, now: float) -> None:
+        """Let a reserved turn follow other quotas; it keeps its place in those that stay."""
+        self._turn.give_back(now, () if later is None else (*later._rows, *later._size))
+        if later is not None:
+            later._turn = self._turn
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until the reserved turn; 0 if none waits."""
-        wait_s = 0.0 if self._turn_at is None else self._turn_at - now
-        return wait_s if wait_s > _WAIT_S_MIN else 0.0
+        return self._turn.wait_s(now)
 
 
 class Requests:
@@ -215,6 +264,13 @@ class ConnectionQuota:
     outbound: Outbound | None = None
     requests: Requests | None = None
 
+    def follow(self, former: ConnectionQuota, now: float) -> None:
+        """Take over the frame and the delivery that wait for the former quotas of the connection."""
+        if former.inbound is not None:
+            former.inbound.hand_over(self.inbound, now)
+        if former.outbound is not None:
+            former.outbound.hand_over(self.outbound, now)
+
 
 NO_QUOTA = ConnectionQuota()
 
@@ -233,6 +289,7 @@ class Quotas:
     )
     _recent: OrderedDict[tuple[QuotaName, str | None], Meter] = field(default_factory=OrderedDict)
     _connections: dict[str, int] = field(default_factory=dict)  # by token, of tokens with a limit of them
+    _known_streams: Mapping[str, Stream] | None = None  # those of which `drop_removed` was told last
 
     def open(self, rights: Permissions, client: str | None, stream: Stream, now: float) -> ConnectionQuota:
         """Return the quotas of a connection, which works with a stream."""
@@ -262,6 +319,7 @@ class Quotas:
 
     def enter(self, rights: Permissions) -> None:
         """Count a connection of a token. Raises Refused (QUOTA_EXCEEDED) if there are too many."""
+        self._drop_removed_of(rights)
         if rights.connections is None:
             return
         open_count = self._connections.get(rights.name, 0)
@@ -283,6 +341,31 @@ class Quotas:
             remaining = self._connections.pop(rights.name) - 1
             if remaining:
                 self._connections[rights.name] = remaining
+
+    def drop_removed(self, streams: Mapping[str, Stream]) -> None:
+        """Forget quotas that no stream has any more, and their counts. `streams`: all that there are."""
+        if streams is self._known_streams:
+            return
+        self._known_streams = streams
+        for name in [name for name in self.counts if name.scope == "stream"]:
+            stream = streams.get(name.owner)
+            if stream is None or not stream.settings.quotas()[name.quota]:
+                self._drop(name)
+
+    def _drop_removed_of(self, rights: Permissions) -> None:
+        """Forget quotas that a token, whose table has changed, no longer has."""
+        limits = {name: getattr(rights.limits, name) for name in LIMIT_NAMES}
+        limits["connections"] = inf if rights.connections is None else rights.connections
+        for limit_name, limit in limits.items():
+            name = QuotaName("token", rights.name, limit_name)
+            if limit == inf and name in self.counts:
+                self._drop(name)
+
+    def _drop(self, name: QuotaName) -> None:
+        del self.counts[name]
+        for identity in [identity for identity in self._meters if identity[0] == name]:
+            self._recent.pop(identity, None)
+            self._meters.pop(identity, None)
 
     def _meter(self, name: QuotaName, key: str | None, rate: float, now: float) -> Meter:
         """Return the meter of a quota; a new one if its rate has changed."""

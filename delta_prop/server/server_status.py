@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from delta_prop.server.count_totals import DeltaCounts
 from delta_prop_broker.catalogue.stream import DEFAULT_STREAM
 from delta_prop_wire.core import core_mode
-from delta_prop_wire.stamp import DEFAULT_LOG
 
 if TYPE_CHECKING:
     from delta_prop.api.propagator import Propagator
@@ -30,10 +30,25 @@ ENDING = "it is ending"
 LOG_FAILED = "the log has failed, and is being recovered"
 
 
+class OpenPartition(NamedTuple):
+    """An open partition, with its statistics."""
+
+    stream: str
+    partition: int
+    propagator: Propagator
+    statistics: Statistics
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that name it in JSON."""
+        return {"stream": self.stream, "partition": self.partition}
+
+
 class ServerStatus:
     """The status of one server, of which the starting code sets `propagator` and `service` as they open.
 
-    It resets the propagator to None before it ends. `streams_open`: whose partitions have sinks too.
+    It resets the propagator, that of the default stream, to None before it ends. `streams_open`: who has the
+    other partitions.
     """
 
     def __init__(self, *, version: str, clock: Clock | None = None) -> None:
@@ -71,6 +86,8 @@ class ServerStatus:
             log = self.propagator.internals().partition.log
             fields |= {"log_id": log.log_id.hex(), "epoch": log.epoch}
             fields |= {name: value for name, value in to_json_value(statistics).items() if name != "sinks"}
+            fields |= to_json_value(self.delta_counts())
+            fields["log"] |= {"stream": DEFAULT_STREAM, "partition": 0}
             sinks = statistics.sinks.values()
             fields["sinks"] = len(sinks)
             fields["failing_sinks"] = {sink.name: sink.reason for sink in sinks if sink.reason is not None}
@@ -93,25 +110,36 @@ class ServerStatus:
 
     def sinks(self) -> list[dict[str, Any]]:
         """Return each attached sink: its position, state and counters."""
-        statistics = self.statistics()
-        place = {"stream": DEFAULT_STREAM, "partition": 0}
-        rows = [] if statistics is None else [place | to_json_value(s) for s in statistics.sinks.values()]
-        if self.streams_open is not None:
-            rows += self._sinks_of_other_partitions(self.streams_open)
+        rows = [
+            each.fields | to_json_value(sink)
+            for each in self.partitions()
+            for sink in each.statistics.sinks.values()
+        ]
         return [row | {"lag_s": row["lag_s"] and round(row["lag_s"], 3)} for row in rows]
 
-    @staticmethod
-    def _sinks_of_other_partitions(streams: Streams) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        for name, propagator in streams.open_partitions().items():
-            if name != DEFAULT_LOG:
-                place = {"stream": streams.catalogue.find(name.stream).name, "partition": name.partition}
-                rows += [place | to_json_value(sink) for sink in propagator.statistics().sinks.values()]
-        return rows
+    def partitions(self) -> list[OpenPartition]:
+        """Return the open partitions, that of the default stream first."""
+        if self.propagator is None:
+            return []
+        if self.streams_open is None:
+            return [OpenPartition(DEFAULT_STREAM, 0, self.propagator, self.propagator.statistics())]
+        names = {stream.stream_id: stream.name for stream in self.streams_open.catalogue.streams.values()}
+        return [
+            OpenPartition(names[name.stream], name.partition, propagator, propagator.statistics())
+            for name, propagator in self.streams_open.open_partitions().items()
+            if name.stream in names  # else it closes, as the stream was deleted
+        ]
 
     def statistics(self) -> Statistics | None:
-        """Return the statistics of the propagator, if there is one."""
+        """Return the statistics of the default stream's propagator, if there is one."""
         return None if self.propagator is None else self.propagator.statistics()
+
+    def delta_counts(self) -> DeltaCounts | None:
+        """Return the counts of deltas of all partitions since the start, if there are any."""
+        statistics = self.statistics()
+        if statistics is None:
+            return None
+        return DeltaCounts.of(statistics) if self.service is None else self.service.delta_counts
 
     def counters(self) -> Counters | None:
         """Return the counters of connections, if there are any."""
@@ -134,17 +162,16 @@ class ServerStatus:
         return [] if self.service is None else self.service.groups()
 
     def streams(self) -> list[dict[str, Any]]:
-        """Return each stream: its settings, and the offsets of its open partitions."""
+        """Return each stream: its settings, and the offsets and sizes of its open partitions."""
         rows = [] if self.service is None else self.service.streams()
-        if self.streams_open is None:
-            return rows
-        opened: dict[int, list[dict[str, Any]]] = {}
-        for name, propagator in self.streams_open.open_partitions().items():
-            log = propagator.internals().partition.log
-            fields: dict[str, Any] = {"partition": name.partition, "start_offset": log.start_offset}
+        opened: dict[str, list[dict[str, Any]]] = {}
+        for each in self.partitions():
+            log = each.propagator.internals().partition.log
+            fields: dict[str, Any] = {"partition": each.partition, "start_offset": log.start_offset}
             fields |= {"next_offset": log.high_watermark, "log_id": log.log_id.hex()}
-            opened.setdefault(name.stream, []).append(fields)
-        return [row | {"open": opened.get(row["id"], [])} for row in rows]
+            fields |= {"bytes": each.statistics.log.bytes, "accepted": each.statistics.accepted}
+            opened.setdefault(each.stream, []).append(fields)
+        return [row | {"open": opened.get(row["name"], [])} for row in rows]
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return each job: its state and progress."""

@@ -20,6 +20,7 @@ from delta_prop.server.answers import partition_closing, server_closing
 from delta_prop.server.audit import Audit
 from delta_prop.server.connection_handler import ConnectionHandler
 from delta_prop.server.connection_reader import ReceiveBudget
+from delta_prop.server.count_totals import DeltaCounts, DeltaTotals, JobTotals, Totals
 from delta_prop.server.limits import ConnectionLimiter, RateLimiter
 from delta_prop.server.partitions import Partitions, ServedPartition, SingleStream
 from delta_prop.server.quotas import Limits, QuotaCounts, QuotaName, Quotas
@@ -76,12 +77,12 @@ class Service:
         self._access = access
         self._tls = tls
         self._handlers: dict[int, ConnectionHandler] = {}
-        self._last_number = 0
         self._stopping, self._all_closed = anyio.Event(), anyio.Event()
         self._context: ServerContext | None = None
         self._connection_limiter = ConnectionLimiter(
             self.settings.connections_max, self.settings.connections_per_host_max
         )
+        self._totals = Totals(DeltaTotals(DeltaCounts()), JobTotals(JobCounts()))
 
     # --- running
 
@@ -151,8 +152,7 @@ class Service:
             context.audit.record_refusal(stream.peer, None, "CONNECTION", refused)
             await _refuse(stream, refused)
             return
-        self._last_number += 1
-        number = self._last_number
+        number = context.counters.connections
         handler = self._handlers[number] = ConnectionHandler(number, stream, context.for_connection())
         try:
             await handler.run()
@@ -201,6 +201,8 @@ class Service:
     async def _close_partition(self, name: LogName) -> None:
         """End the connections that work with a partition, before it closes."""
         assert self._context is not None
+        self._totals.deltas.note(self._open_propagators())
+        self._totals.jobs.note(self._open_job_counts())
         served = self._context.partitions.forget(name)
         for handler in self._handlers_of(name):
             handler.close(Nack.of(0, partition_closing()))
@@ -218,6 +220,13 @@ class Service:
     def _served(self) -> list[ServedPartition]:
         return [] if self._context is None else self._context.partitions.all()
 
+    def _open_propagators(self) -> list[Propagator]:
+        source = self._source
+        return [*source.open_partitions().values()] if isinstance(source, Streams) else [source]
+
+    def _open_job_counts(self) -> list[JobCounts]:
+        return [served.jobs.counts for served in self._served()]
+
     # --- periodic tasks
 
     async def _run_checks(self) -> None:
@@ -228,10 +237,13 @@ class Service:
             due = now + CHECK_INTERVAL_S
             await anyio.sleep(CHECK_INTERVAL_S)
             now = context.clock.now()
+            self._totals.deltas.settle(self._open_propagators())
+            self._totals.jobs.settle(self._open_job_counts())
             used = {handler.partition_name for handler in self._handlers.values()}
             context.partitions.close_unused(used, now)
             if context.partitions.streams.catalogue is not catalogue:
                 catalogue = context.partitions.streams.catalogue
+                context.quotas.drop_removed(catalogue.streams)
                 for handler in self._handlers.values():
                     handler.update_quota()
             for handler in list(self._handlers.values()):
@@ -264,13 +276,19 @@ class Service:
         return self._stopping.is_set()
 
     @property
+    def delta_counts(self) -> DeltaCounts:
+        """Counts of deltas of all partitions since the start, also of those that have closed."""
+        return self._totals.deltas.total(self._open_propagators())
+
+    @property
     def job_counts(self) -> JobCounts | None:
-        """Counts of jobs of all partitions; None before it listens."""
+        """Counts of jobs of all partitions, also of those that have closed; None before it listens."""
         if self._context is None:
             return None
-        total = JobCounts()
-        for served in self._served():
-            total.add(served.jobs.counts)
+        present = self._open_job_counts()
+        total = self._totals.jobs.total(present)
+        total.active = sum(counts.active for counts in present)
+        total.staged_bytes = sum(counts.staged_bytes for counts in present)
         return total
 
     @property
@@ -308,7 +326,7 @@ class Service:
         ]
 
     def streams(self) -> list[dict[str, Any]]:
-        """Return a snapshot of each stream, with its open partitions."""
+        """Return a snapshot of each stream: its settings."""
         if self._context is None:
             return []
         return [
@@ -317,11 +335,6 @@ class Service:
                 "id": stream.stream,
                 "partitions": stream.count,
                 "settings": dict(stream.settings),
-                "open": [
-                    {"partition": each.partition, "start_offset": each.start_offset}
-                    | {"next_offset": each.log.next_offset, "log_id": each.log.log_id.hex()}
-                    for each in stream.partitions
-                ],
             }
             for stream in self._context.partitions.describe()
         ]

@@ -54,11 +54,11 @@ def describe(request: Describe, context: ServerContext, permissions: Permissions
 async def describe_fully(
     request: Describe, context: ServerContext, permissions: Permissions
 ) -> list[Description]:
-    """Describe them after opening all partitions of the stream, if one is named. Raises Refused."""
-    if request.stream is not None:
-        permissions.check_stream(request.stream)
-        await context.partitions.open_all(request.stream)
-    return describe(request, context, permissions)
+    """Describe them; a stream that is named with the ranges of all used partitions. Raises Refused."""
+    if request.stream is None:
+        return describe(request, context, permissions)
+    permissions.check_stream(request.stream)
+    return _pages([await context.partitions.describe_fully(request.stream)], context)
 
 
 async def change(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ from delta_prop_broker.segments.small_file import Checksum, replace_checked
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9.-][A-Za-z0-9._-]{0,20}\Z").filter(lambda name: name not in (".", ".."))
 
@@ -111,6 +112,20 @@ def test_creation_is_refused_where_it_would_hide_or_exceed_something() -> None:
         create(replace(catalogue, last_id=STREAM_ID_MAX), "more")
 
 
+def test_creation_of_a_present_stream_compares_the_given_settings() -> None:
+    catalogue = create(Catalogue(), "orders", retention_s=60)
+
+    def create_present(**settings: Any) -> Catalogue:
+        given = StreamSettings(**settings)
+        return catalogue.create("orders", partitions=3, settings=given, now_us=9, if_not_exists=True)
+
+    assert create_present(retention_s=60.0) is catalogue
+    with pytest.raises(UsageError, match="its retention_s is 60, not 5: change it with `streams alter`"):
+        create_present(retention_s=5)
+    with pytest.raises(UsageError, match="its compress is the service's, not 'lz4'"):
+        create_present(retention_s=60, compress="lz4")
+
+
 def test_quotas_are_stored_with_the_stream_and_not_settings_of_its_logs() -> None:
     catalogue = create(Catalogue(), "orders", bytes_in_s=1_000_000, rows_out_s=2.5)
     settings = Catalogue.unpack(catalogue.pack()).require("orders").settings
@@ -145,6 +160,8 @@ def test_alter_changes_only_what_is_given() -> None:
         ({"rows_in_s": True}, "rows_in_s = True: give"),
         ({"bytes_out_s": "1"}, "bytes_out_s = '1': give"),
         ({"bytes_out_s": float("inf")}, "bytes_out_s = inf: give"),
+        ({"rows_in_s": COUNTER_MAX + 1}, f"rows_in_s = {COUNTER_MAX + 1}: give at most {COUNTER_MAX}"),
+        ({"retention_s": float("inf")}, "retention_s = inf: give a finite number"),
     ):
         with pytest.raises(UsageError, match=words):
             catalogue.alter("orders", changes)

@@ -15,7 +15,8 @@ from typing import Any
 class CreateStream:
     """A request to create a stream. `settings`: by name; an absent one is as the service has it.
 
-    `if_not_exists`: a stream that exists already is described, not refused.
+    `if_not_exists`: a stream that exists already, with as many partitions and these settings, is described,
+    not refused.
     """
 
     name: str

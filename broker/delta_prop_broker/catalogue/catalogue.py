@@ -76,8 +76,8 @@ class Catalogue:
     ) -> Catalogue:
         """Return the catalogue with one more stream, whose id is `last_id` of the result.
 
-        With `if_not_exists`, return this catalogue if the stream exists with as many partitions. Raises
-        UsageError.
+        With `if_not_exists`, return this catalogue if the stream exists with as many partitions, and with
+        the given settings. Raises UsageError.
         """
         check_stream_name(name, allow_internal=is_internal)
         check_partition_count(partitions)
@@ -90,6 +90,7 @@ class Catalogue:
                     f"stream {name!r} exists with {known.partitions} partitions, not {partitions}: their "
                     "number is fixed: give the same one, or another name"
                 )
+            _check_same_settings(known, settings)
             return self
         total = self.partition_count + partitions
         if total > PARTITIONS_TOTAL_MAX:
@@ -166,6 +167,18 @@ def _stream_of(fields: Mapping[str, Any]) -> Stream:
         StreamSettings(**fields["settings"]),
         int(fields["created_us"]),
     )
+
+
+def _check_same_settings(known: Stream, given: StreamSettings) -> None:
+    """Raise UsageError if a setting that is given is not as the stream has it."""
+    present = known.settings.to_json()
+    for name, value in given.to_json().items():
+        if present.get(name) != value:
+            text = f"{present[name]!r:.40}" if name in present else "the service's"
+            raise UsageError(
+                f"stream {known.name!r} exists, and its {name} is {text}, not {value!r:.40}: change it with "
+                "`streams alter`, or leave the setting out"
+            )
 
 
 def _unknown(what: str, known: Iterable[str], details: Mapping[str, Any]) -> Refused:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields, replace
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
 DEFAULT_STREAM, DEFAULT_ID = "default", 0
 """The stream that exists without being created; it has one partition."""
@@ -70,7 +70,13 @@ class StreamSettings:
         for name in changes:
             if name not in names:
                 raise UsageError(f"{name!r:.60} is not a setting of a stream: give one of {', '.join(names)}")
-        return replace(self, **changes)
+        changed = replace(self, **changes)
+        for name, value in changes.items():
+            if isinstance(value, int) and value > COUNTER_MAX:
+                raise UsageError(f"{name} = {value!r:.40}: give at most {COUNTER_MAX}")
+            if isinstance(value, float) and not isfinite(value):
+                raise UsageError(f"{name} = {value!r:.40}: give a finite number")
+        return changed
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings that are given."""

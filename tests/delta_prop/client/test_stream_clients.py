@@ -327,6 +327,26 @@ def test_failure_of_a_paused_partition_is_raised() -> None:
     with_streams(scenario)
 
 
+# --- streams of very many partitions
+
+
+def test_clients_open_only_so_many_partitions() -> None:
+    async def scenario(site: StreamSite) -> None:
+        before = len(site.streams.open_partitions())
+        for client, fix in ((site.producer(), "use Producer"), (site.subscriber(), "read fewer")):
+            with pytest.raises(UsageError, match=f"1001 partitions are too many for one client.*: {fix}"):
+                async with client:
+                    pass
+        assert len(site.streams.open_partitions()) == before
+        async with site.subscriber(partitions=[1_000]) as s:
+            with pytest.raises(UsageError, match="1001 partitions are too many"):
+                s.assign()
+            assert s.assigned == [1_000]
+            assert s.unconnected == []
+
+    with_streams(scenario, partitions=1_001)
+
+
 # --- partitions that do not answer
 
 

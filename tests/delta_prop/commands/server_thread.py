@@ -72,19 +72,19 @@ def served(
 
 
 @contextmanager
-def served_streams(data: Path) -> Iterator[str]:
+def served_streams(data: Path, **limits: int) -> Iterator[str]:
     """Serve the streams of a directory on a thread until the block ends; yield the address."""
-    with hosted_streams(data) as addresses:
+    with hosted_streams(data, None, **limits) as addresses:
         yield addresses.protocol_address
 
 
 @contextmanager
 def hosted_streams(
-    data: Path, attach: Callable[[Streams], Awaitable[None]] | None = None
+    data: Path, attach: Callable[[Streams], Awaitable[None]] | None = None, **limits: int
 ) -> Iterator[ServerAddresses]:
     """Serve the streams of a directory on a thread until the block ends; yield the addresses.
 
-    `attach`: attaches sinks before the server starts.
+    `attach`: attaches sinks before the server starts. `limits`: settings of the server.
     """
 
     async def run(started: Callable[[ServerAddresses], Awaitable[None]]) -> None:
@@ -94,7 +94,7 @@ def hosted_streams(
         async with anyio.create_task_group() as tasks, Streams(data=data, world=world) as streams:
             if attach is not None:
                 await attach(streams)
-            settings = ServerSettings(port=0, drain_timeout_s=1, allow_anonymous=True)
+            settings = ServerSettings(port=0, drain_timeout_s=1, allow_anonymous=True, **limits)  # type: ignore[arg-type]
             service = server_status.service = Service(streams, settings)
             server_status.propagator, server_status.streams_open = await streams.open(), streams
             http = HttpPort(world.network, world, server_status, access=Access(world))

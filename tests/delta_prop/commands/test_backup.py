@@ -119,6 +119,8 @@ def test_mistake_is_reported_in_one_line_with_its_fix(command: Command, tmp_path
         assert (result.status, result.err.count("\n")) == (2, 1)
         assert why in result.err
     for other_option in (
+        ["--stream", "default"],
+        ["--partition", "0"],
         ["--count", "1"],
         ["--format", "frames"],
         ["--output", tmp_path / "f"],

@@ -54,6 +54,7 @@ def make_sample(
         "server": server | {"nacks": {"QUEUE_FULL": 2}},
         "connections": list(connections),
         "groups": [],
+        "streams": [],
     }
     return StatusSample(at_s, status | more, list(sinks))
 
@@ -70,10 +71,10 @@ def test_full_screen_shows_log_sinks_and_connections() -> None:
     connections = [connection("importer", None, token="imp"), connection(None, 1400, catching_up=True)]
     assert draw(make_sample(12, 1500, sinks=sinks, connections=connections), before) == [
         "delta-prop 1.2.3 at h:1, up 2 h: ready",
-        "log      offsets 0 to 1,500, high watermark 1,500; 2.0 KiB of 4.0 KiB",
+        "log      default: offsets 0 to 1,500, high watermark 1,500; 2.0 KiB of 4.0 KiB",
         "in             250 deltas/s  250.0 KiB/s  accepted 1,500  duplicates 1  refused 0",
         "out            500 deltas/s        0 B/s  nacks: QUEUE_FULL 2",
-        "queue    3 of 100  waiting for dependencies 0  pressure: warn, up to 250/s, by slow",
+        "queue    default: 3 of 100  waiting for dependencies 0  pressure: warn, up to 250/s, by slow",
         "",
         "sink                  state                 offset          lag  lag time   deltas/s  quarantined",
         "a                     retrying               1,100          400      57 s        100            2  "
@@ -102,6 +103,37 @@ def test_groups_are_drawn_if_there_are_any() -> None:
             len(draw(make_sample(12, 1500, sinks=[sink("a", 1, 2)] * 5, groups=groups * 9), height=height))
             <= height
         )
+
+
+def stream(name: str, *accepted: int) -> dict[str, Any]:
+    numbers = {"start_offset": 10, "bytes": 4096}
+    rows = [
+        numbers | {"partition": number, "accepted": count, "next_offset": 10 + count}
+        for number, count in enumerate(accepted)
+    ]
+    return {"name": name, "partitions": 1 if name == "default" else 40, "open": rows}
+
+
+def test_open_partitions_of_other_streams_have_rows() -> None:
+    before = make_sample(10, 1000, streams=[stream("default", 500), stream("orders", 200)])
+    now = make_sample(12, 1500, streams=[stream("default", 700), stream("orders", 600, 200)])
+    lines = draw(now, before)
+    header_index = next(index for index, line in enumerate(lines) if line.startswith("partition "))
+    assert lines[header_index : header_index + 4] == [
+        "partition                     start           next          log       accepted  deltas/s",
+        "orders/0                         10            610      4.0 KiB            600       200",
+        "orders/1                         10            210      4.0 KiB            200         -",
+        "",
+    ]
+    assert "closed   38 partitions are not open: their groups are not shown" in lines
+    assert not any(line.startswith("default/") for line in lines), "the header has the numbers of that log"
+    many = make_sample(12, 1500, sinks=[sink("a", 1, 2)] * 9, streams=[stream("orders", *range(40))])
+    for height in range(1, 40):
+        lines = draw(many, before, height=height)
+        assert len(lines) <= height
+    assert any(line.startswith("orders/39 ") for line in lines)
+    assert not any(line.startswith("orders/0 ") for line in lines)
+    assert "and " in "".join(lines)
 
 
 def test_full_disk_is_shown_below_the_title() -> None:

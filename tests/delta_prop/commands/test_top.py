@@ -72,7 +72,7 @@ def test_top_draws_once_without_a_terminal(
     assert main(["top", "--http", addresses.http_address, *once]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"delta-prop 1.2.3 at {addresses.http_address}, up ")
-    assert lines[1].startswith("log      offsets 0 to 7, high watermark 7; ")
+    assert lines[1].startswith("log      default: offsets 0 to 7, high watermark 7; ")
     (cache,) = [line.split() for line in lines if line.startswith("cache ")]
     assert cache[4] == "0", cache  # deltas per second
     assert lines[2].startswith("in               0 deltas/s")

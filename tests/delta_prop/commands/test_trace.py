@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from delta_prop.cli import main
 from delta_prop.commands import trace_record
 from delta_prop.directory.recorded_traffic import RecordedTraffic
-from tests.delta_prop.commands.server_thread import served
+from delta_prop.hosting.streams import Streams
+from delta_prop_wire.delta import Delta, create
+from tests.delta_prop.commands.server_thread import hosted_streams, served
 from tests.delta_prop.commands.support import Command, create_line, create_lines
 
 if TYPE_CHECKING:
@@ -72,6 +75,53 @@ def test_recording_covers_only_the_requested_part(command: Command, tmp_path: Pa
         recording = tmp_path / "-".join(arguments).replace("/", "")
         assert command("trace", "record", "--to", recording, *arguments).status == 0
         assert count_deltas(read_recording(recording)) == expected, arguments
+
+
+@pytest.fixture
+def two_streams(command: Command) -> Command:
+    """A directory with three deltas in the stream default, and one and two in the partitions of another."""
+
+    async def fill() -> None:
+        async with Streams(data=command.data) as streams:
+            await streams.create("orders", 2)
+            for place, count in ((("default", 0), 3), (("orders", 0), 1), (("orders", 1), 2)):
+                p = await streams.open(*place)
+                await p.publish(*(Delta(f"v{row}", create([1.0])) for row in range(count)))
+
+    anyio.run(fill)
+    return command
+
+
+PLACES = [
+    ((), 3),
+    (("--stream", "orders", "--partition", "0"), 1),
+    (("--stream", "orders", "--partition", "1"), 2),
+]
+
+
+@pytest.mark.parametrize(("place", "count"), PLACES)
+def test_recording_is_that_of_the_named_partition(
+    place: tuple[str, ...], count: int, two_streams: Command, tmp_path: Path
+) -> None:
+    of_directory, of_server = tmp_path / "directory.trace", tmp_path / "server.trace"
+    assert two_streams("trace", "record", "--to", of_directory, *place).status == 0
+    assert count_deltas(read_recording(of_directory)) == count
+    with hosted_streams(two_streams.data) as addresses:
+        source = ["trace", "record", "--from", addresses.protocol_address, *place]
+        span = ["--start", "earliest", "--until", "latest", "--to", str(of_server)]
+        assert main([*source, *span]) == 0
+    assert count_deltas(read_recording(of_server)) == count
+
+
+def test_recording_needs_the_name_of_one_of_several_partitions(two_streams: Command, tmp_path: Path) -> None:
+    for place, reason in (
+        (("--stream", "orders"), "stream 'orders' has 2 partitions: name one with --partition"),
+        (("--stream", "nosuch"), "unknown"),
+    ):
+        result = two_streams("trace", "record", "--to", tmp_path / "a.trace", *place)
+        assert (result.status > 0, result.err.count("\n")) == (True, 1)
+        assert reason in result.err
+        assert not (tmp_path / "a.trace").exists()
 
 
 def test_show_prints_the_numbers_of_a_recording(command: Command, tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ def test_sink_lag_is_the_age_of_its_oldest_unapplied_delta(durable: bool) -> Non
             assert lags["sinks"]["slow"] == {"deltas": 3, "seconds": pytest.approx(30, abs=0.2)}
             assert lags["sinks"]["quick"] == {"deltas": 0, "seconds": 0}
             assert site.scrape("sink_lag_seconds") == {
-                'sink="slow"}': pytest.approx(30, abs=0.2),
-                'sink="quick"}': 0,
+                'partition="0",sink="slow",stream="default"}': pytest.approx(30, abs=0.2),
+                'partition="0",sink="quick",stream="default"}': 0,
             }
             sink_lags = {sink["name"]: sink["lag_s"] for sink in site.server_status.sinks()}
             assert sink_lags == {"slow": pytest.approx(30, abs=0.2), "quick": 0}
@@ -117,8 +117,9 @@ def test_lag_of_subscriber_and_group_with_and_without_member(durable: bool) -> N
             assert lags["subscribers"] == {}
             group_lag = {"deltas": 6, "seconds": pytest.approx(106, abs=1)}
             assert lags["groups"] == {"indexer": group_lag}
-            assert site.scrape("group_lag_seconds") == {'group="indexer"}': group_lag["seconds"]}
-            assert site.scrape("group_lag_deltas") == {'group="indexer"}': 6}
+            labels = 'group="indexer",partition="0",stream="default"}'
+            assert site.scrape("group_lag_seconds") == {labels: group_lag["seconds"]}
+            assert site.scrape("group_lag_deltas") == {labels: 6}
             tasks.cancel_scope.cancel()
 
     run_virtual(main)

@@ -20,10 +20,11 @@ from delta_prop.partition.ingest.seen_ids import SeenIdsStatistics
 from delta_prop.partition.order.orderer import OrdererStatistics
 from delta_prop.partition.storage.log_reopener import ReopeningStatistics
 from delta_prop.server import metrics
+from delta_prop.server.count_totals import DeltaCounts
 from delta_prop.server.metrics import Metrics
 from delta_prop.server.quotas import QuotaCounts, QuotaName
 from delta_prop.server.server_context import Counters, JobCounts
-from delta_prop.server.server_status import ServerStatus
+from delta_prop.server.server_status import OpenPartition, ServerStatus
 from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop_broker.log.statistics import DurableLogStatistics
@@ -61,6 +62,7 @@ class CompleteStatus:
             pressure=Pressure(PressureLevel.THROTTLE, 1234.5, 1, 2, None, None, ""),
             reopening=ReopeningStatistics(True, 1, 17, None, None),
         )
+        self.complete_delta_counts = numbered(DeltaCounts)
         self.complete_counters = numbered(Counters, nacks={})
         self.complete_job_counts = numbered(JobCounts)
         self.complete_counters.count_nack(ErrorCode.RATE_LIMITED)
@@ -78,6 +80,13 @@ class CompleteStatus:
     def statistics(self) -> Statistics | None:
         return self.complete_statistics
 
+    def delta_counts(self) -> DeltaCounts | None:
+        return self.complete_delta_counts
+
+    def partitions(self) -> list[OpenPartition]:
+        names = [("default", 0), ("orders", 3)]
+        return [OpenPartition(*name, object(), self.complete_statistics) for name in names]  # type: ignore[arg-type]
+
     def counters(self) -> Counters | None:
         return self.complete_counters
 
@@ -92,9 +101,12 @@ class CompleteStatus:
 
     def groups(self) -> list[dict[str, Any]]:
         read = {"name": "g", "lag": 7, "lag_s": 3.5, "has_member": True, "standing_by": 2}
+        place = {"stream": "orders", "partition": 3}
         return [
-            read,
-            {"name": "without-offset", "lag": None, "lag_s": None, "has_member": False, "standing_by": 0},
+            read | {"stream": "default", "partition": 0},
+            read | place,
+            {"name": "without-offset", "lag": None, "lag_s": None, "has_member": False, "standing_by": 0}
+            | place,
         ]
 
     async def refresh(self) -> None:
@@ -126,18 +138,30 @@ def test_every_table_row_finds_its_value() -> None:
     samples = parse_samples(Metrics(view).scrape().text("")[0])
     sink = view.complete_statistics.sinks["storage"]
     subjects = {
+        "totals": view.complete_delta_counts,
+        "partition": view.complete_statistics,
         "": view.complete_statistics,
         "log": view.complete_statistics.log,
         "lane": view.complete_statistics.queue.lanes[1],
         "sink": sink,
     }
     tables = {
+        "totals": metrics.TOTALS,
+        "partition": metrics.PARTITION,
         "": metrics.PROPAGATOR,
         "log": metrics.LOG,
         "lane": metrics.LANE,
         "sink": metrics.SINK,
     }
-    labels = {"": (), "log": (), "lane": ("high",), "sink": ("storage",)}
+    place = ("3", "orders")
+    labels = {
+        "totals": (),
+        "partition": place,
+        "": (),
+        "log": (),
+        "lane": ("high",),
+        "sink": ("3", "storage", "orders"),
+    }
     for subject, table in tables.items():
         for row in table:
             value: Any = subjects[subject]
@@ -162,14 +186,16 @@ def test_every_table_row_finds_its_value() -> None:
         2,
     ]
     assert samples["quota_passed_total", ("orders", "rows_in_s", "stream")] == 700
-    assert samples["sink_state", ("storage", "idle")] == 1
-    assert samples["sink_breaker_open", ("storage",)] == 1
+    assert samples["sink_state", ("3", "storage", "idle", "orders")] == 1
+    assert samples["sink_breaker_open", ("0", "storage", "default")] == 1
     assert samples["pressure_deltas_per_second", ()] == 1234.5
-    assert samples["sink_rebuild_rows_max", ("storage",)] == 700
+    assert samples["sink_rebuild_rows_max", ("0", "storage", "default")] == 700
     assert [samples[f"subscriber_lag_{unit}", ("c", "2")] for unit in ("deltas", "seconds")] == [5, 2.5]
     assert ("subscriber_lag_deltas", ("c", "0")) not in samples
-    assert [samples[f"group_lag_{unit}", ("g",)] for unit in ("deltas", "seconds")] == [7, 3.5]
-    assert ("group_lag_deltas", ("without-offset",)) not in samples
+    for place in (("0", "default"), ("3", "orders")):
+        group = ("g", *place)
+        assert [samples[f"group_lag_{unit}", group] for unit in ("deltas", "seconds")] == [7, 3.5]
+    assert ("group_lag_deltas", ("without-offset", "3", "orders")) not in samples
     assert [samples["full_seconds", (resource,)] for resource in ("disk", "log", "queue")] == [57.5, 0, 0]
 
 
@@ -188,6 +214,8 @@ def test_page_lists_exactly_the_metrics_with_their_types() -> None:
 
 def test_metric_names_follow_the_rules() -> None:
     for row in (
+        *metrics.TOTALS,
+        *metrics.PARTITION,
         *metrics.PROPAGATOR,
         *metrics.LOG,
         *metrics.LANE,
@@ -210,10 +238,10 @@ def test_missing_value_has_no_sample() -> None:
         await propagator.settle()
         present_samples = parse_samples(server_metrics.scrape().text("")[0])
         assert present_samples["accepted_deltas_total", ()] == 1
-        assert present_samples["sink_applied_deltas_total", ("recorder",)] == 1
+        assert present_samples["sink_applied_deltas_total", ("0", "recorder", "default")] == 1
         assert present_samples["log_next_offset", ()] == 1
         assert ("log_segments", ()) not in present_samples
-        assert ("sink_rebuild_rows", ("recorder",)) not in present_samples
+        assert ("sink_rebuild_rows", ("0", "recorder", "default")) not in present_samples
         assert ("connections_total", ()) not in present_samples
         await propagator.publish(make_delta("b"))
         assert parse_samples(server_metrics.scrape().text("")[0])["accepted_deltas_total", ()] == 2

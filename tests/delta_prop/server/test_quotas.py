@@ -186,5 +186,68 @@ def test_connections_are_counted_by_token() -> None:
     assert (counts.limit, counts.passed, counts.refused) == (2, 6, 3)
 
 
+def test_quotas_that_were_removed_are_forgotten() -> None:
+    quotas = Quotas(Limits(rows_in_s=1.0))
+    rights = Permissions("ci", connections=2, limits=Limits(rows_in_s=1.0, requests_s=1.0))
+    orders = Stream("orders", 1, settings=StreamSettings(rows_in_s=1.0, bytes_in_s=1.0))
+    quotas.enter(rights)
+    inbound_of(quotas.open(rights, "c", orders, 0.0)).charge(100, 1, 0.0)
+    assert len(quotas.counts) == 6
+    altered = Stream("orders", 1, settings=StreamSettings(bytes_in_s=1.0))
+    quotas.drop_removed({"orders": altered})
+    quotas.enter(Permissions("ci", limits=Limits(requests_s=1.0)))
+    assert sorted(quotas.counts) == [
+        ("client", "ci", "rows_in_s"),
+        ("stream", "orders", "bytes_in_s"),
+        ("token", "ci", "requests_s"),
+    ]
+    quotas.drop_removed({})
+    assert [name.scope for name in quotas.counts if name.scope == "stream"] == []
+    restored = inbound_of(quotas.open(FREE, None, Stream("orders", 1, settings=orders.settings), 0.0))
+    assert restored.charge(1, 1, 0.0) == 0, "it starts unused"
+    assert quotas.counts[QuotaName("stream", "orders", "rows_in_s")].passed == 1
+
+
+def test_frame_that_waits_is_charged_to_new_quotas_and_given_back_to_former_ones() -> None:
+    quotas, rights = Quotas(), Permissions("ci", limits=Limits(rows_in_s=50.0))
+    slow, fast, none = (
+        Stream("orders", 1, settings=StreamSettings(rows_in_s=rate)) for rate in (10.0, 100.0, None)
+    )
+    other = inbound_of(quotas.open(FREE, None, slow, 0.0))
+    assert other.charge(100, 1, 0.0) == 0
+    held = quotas.open(rights, None, slow, 0.0)
+    assert inbound_of(held).charge(100, 1, 0.0) == pytest.approx(10.0)
+    assert other.charge(1, 1, 0.0) == pytest.approx(20.0), "it comes after the frame"
+    for now, stream, wait_s in ((0.5, slow, 9.5), (1.0, none, 0.0)):
+        former, held = held, quotas.open(rights, None, stream, now)
+        held.follow(former, now)
+        assert inbound_of(held).wait_s(now) == pytest.approx(wait_s)
+    assert other.charge(1, 1, 1.0) == pytest.approx(9.1), "the frame no longer delays others"
+    assert inbound_of(held).charge(150, 1, 1.0) == pytest.approx(1.0), "it still counts for the token"
+    former, held = held, quotas.open(rights, None, fast, 1.0)
+    held.follow(former, 1.0)
+    assert inbound_of(held).wait_s(1.0) == pytest.approx(1.0)
+    assert inbound_of(quotas.open(FREE, None, fast, 1.0)).charge(1, 1, 1.0) == pytest.approx(1.41)
+
+
+def test_turn_of_a_delivery_follows_changed_quotas() -> None:
+    quotas, rights = Quotas(), Permissions("ci", limits=Limits(rows_out_s=50.0))
+    slow, fast, none = (
+        Stream("orders", 1, settings=StreamSettings(rows_out_s=rate)) for rate in (10.0, 100.0, None)
+    )
+    waiting = quotas.open(rights, None, slow, 0.0)
+    assert outbound_of(waiting).budget(0.0) is not None
+    outbound_of(waiting).settle(SendChunk([], 100, 1, 0), 0.0)
+    assert outbound_of(waiting).budget(0.0) is None
+    for stream, wait_s in ((slow, 10.0), (fast, 1.92), (none, 1.92), (slow, 1.92)):
+        former, waiting = waiting, quotas.open(rights, None, stream, 0.0)
+        waiting.follow(former, 0.0)
+        assert outbound_of(waiting).budget(0.0) is None
+        assert outbound_of(waiting).wait_s(0.0) == pytest.approx(wait_s)
+    waiting = quotas.open(FREE, None, none, 0.0)
+    waiting.follow(former, 0.0)
+    assert waiting is NO_QUOTA
+
+
 def test_infinite_limit_is_none() -> None:
     assert Quotas().open(Permissions("a", limits=Limits(rows_in_s=inf)), None, PLAIN, 0.0) is NO_QUOTA

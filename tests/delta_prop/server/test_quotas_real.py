@@ -88,7 +88,7 @@ def test_client_at_its_quota_costs_another_little(tmp_path: Path, full: bool) ->
         ):
             await latencies_s(own, 0.5)
             for _ in range(PAIRS):
-                alone = statistics.median(await latencies_s(own, seconds))
+                undisturbed = statistics.median(await latencies_s(own, seconds))
                 before, began = other.statistics().acknowledged, time.perf_counter()
                 async with anyio.create_task_group() as tasks:
                     for number in range(20):
@@ -97,7 +97,7 @@ def test_client_at_its_quota_costs_another_little(tmp_path: Path, full: bool) ->
                     acknowledged = other.statistics().acknowledged - before
                     rates.append(acknowledged * 1_000 / (time.perf_counter() - began))
                     tasks.cancel_scope.cancel()
-                ratios.append(beside / alone)
+                ratios.append(beside / undisturbed)
 
     async def main() -> None:
         async with serving(tmp_path) as address:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from delta_prop.partition.storage.log_reopener import ReopeningStatistics
+from delta_prop.server.count_totals import DeltaCounts
 from delta_prop.server.server_context import Counters, JobCounts
 from delta_prop.server.server_status import ServerStatus, to_json_value
 from delta_prop.server.settings import ServerSettings
@@ -26,6 +27,7 @@ class FakeService:
     counters: Counters | None = None
     is_ending: bool = False
     job_counts: JobCounts | None = None
+    delta_counts: DeltaCounts = field(default_factory=lambda: DeltaCounts(accepted=5))
     settings: ServerSettings = field(
         default_factory=lambda: ServerSettings(advertise="facts.example.net:7373")
     )
@@ -71,7 +73,12 @@ def test_status_follows_a_server_from_start_to_end(monkeypatch: pytest.MonkeyPat
         assert json.loads(json.dumps(status, allow_nan=False)) == status
         assert status["ready"]
         assert status["address"] == "facts.example.net:7373"
-        assert status["accepted"] == 1
+        assert (status["accepted"], status["pending_timeouts"]) == (5, 0), "of all partitions"
+        assert (status["log"]["stream"], status["log"]["partition"]) == ("default", 0)
+        (stream,) = status["streams"]
+        assert [(one["partition"], one["accepted"], one["next_offset"]) for one in stream["open"]] == [
+            (0, 1, 1)
+        ]
         assert status["log"]["next_offset"] == 1
         assert status["log_id"] == propagator.internals().partition.log.log_id.hex()
         assert status["epoch"] == 1

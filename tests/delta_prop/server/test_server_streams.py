@@ -17,6 +17,7 @@ from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, make_origin, opaque, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import (
@@ -30,6 +31,7 @@ from delta_prop_wire.frames import (
     Hello,
     Nack,
     OriginClaim,
+    PartitionRange,
     PartitionStart,
     Request,
     Start,
@@ -44,6 +46,7 @@ from delta_prop_wire.stream_requests import AlterStream, CreateStream, DeleteStr
 from delta_prop_wire.topics import ALL
 from tests.delta_prop.hosting.hosts import NO_RESERVE, keys_in
 from tests.delta_prop.server.raw import FrameClient, opaque_batch
+from tests.delta_prop.server.stored_logs import write_log
 from tests.delta_prop.server.tokens import TokenFile, table
 
 if TYPE_CHECKING:
@@ -279,10 +282,10 @@ def test_requests_change_streams_and_describe_them() -> None:
                 ("default", 1),
                 ("rows", 0),
             ]
-            one = await ask(raw, Describe("rows", ranges=True), 31)
-            assert [each.partition for each in one.response.streams[0].partitions] == [0, 1]  # type: ignore[union-attr]
-            found = await ask(raw, FindOffsets((Start(StartAt.LATEST),), 1, 1), 32)
+            found = await ask(raw, FindOffsets((Start(StartAt.LATEST),), 1, 1), 31)
             assert isinstance(found.response, FoundOffsets)  # type: ignore[union-attr]
+            one = await ask(raw, Describe("rows", ranges=True), 32)
+            assert [each.partition for each in one.response.streams[0].partitions] == [1]  # type: ignore[union-attr]
             assert await change(33, DeleteStream("rows")) == ("rows", 1, 2, {})
             assert [*host.streams.catalogue.streams] == ["default"]
 
@@ -290,12 +293,16 @@ def test_requests_change_streams_and_describe_them() -> None:
 
 
 def test_description_of_many_partitions_comes_in_pages() -> None:
+    disk = SimDisk(1)
+
     async def main() -> None:
-        async with serving(SimDisk(1)) as host, host.connected() as raw:
+        async with serving(disk) as host, host.connected() as raw:
             await raw.hello()
             for number in range(30):
                 await host.streams.create("n" * 240 + str(number), 2)
             await host.streams.create("wide", 1_000)
+            for number in range(1_000):
+                write_log(disk, f"streams/wide-31/{number}", end=number)
             wide = await ask(raw, Describe("wide", ranges=True), 2)
             assert isinstance(wide, Ack)
             assert isinstance(wide.response, Description)
@@ -306,6 +313,77 @@ def test_description_of_many_partitions_comes_in_pages() -> None:
             assert len(everything.response.streams) == 32
 
     run_virtual(main)
+
+
+async def describe_ranges(host: Host, stream: str) -> tuple[PartitionRange, ...]:
+    async with host.connected() as raw:
+        await raw.hello()
+        answer = await ask(raw, Describe(stream, ranges=True))
+        assert isinstance(answer, Ack)
+        assert isinstance(answer.response, Description)
+        return answer.response.streams[0].partitions
+
+
+async def ranges_of(host: Host, stream: str) -> dict[int, tuple[int, int]]:
+    """Return the start and the end of each partition that a description with ranges has."""
+    ranges = await describe_ranges(host, stream)
+    numbers = [each.partition for each in ranges]
+    assert numbers == sorted(numbers)
+    return {each.partition: (each.start_offset, each.log.next_offset) for each in ranges}
+
+
+async def publish_in(host: Host, partition: int, count: int) -> None:
+    propagator = await host.streams.open("orders", partition)
+    await propagator.publish(*(Delta(f"v{number}", opaque(b"x")) for number in range(count)))
+
+
+def open_numbers(host: Host) -> list[int]:
+    return [name.partition for name in host.streams.open_partitions() if name.stream == 1]
+
+
+def test_description_of_ranges_neither_creates_nor_opens_a_partition() -> None:
+    disk = SimDisk(1)
+
+    async def first() -> None:
+        async with serving(disk) as host:
+            await host.streams.create("orders", 65_535)
+            assert await ranges_of(host, "orders") == {}
+            assert open_numbers(host) == []
+            assert disk.list("streams/orders-1") == []
+            await publish_in(host, 7, 3)
+            await publish_in(host, 65_534, 2)
+            assert await ranges_of(host, "orders") == {7: (0, 3), 65_534: (0, 2)}
+
+    async def second() -> None:
+        async with serving(disk) as host:
+            assert await ranges_of(host, "orders") == {7: (0, 3), 65_534: (0, 2)}, "they are closed"
+            assert open_numbers(host) == []
+            described = (await describe_ranges(host, "orders"))[0].log
+            log = (await host.streams.open("orders", 7)).internals().partition.log
+            assert described == Cursor(log.log_id, log.epoch, log.high_watermark)
+            await publish_in(host, 7, 4)
+            assert await ranges_of(host, "orders") == {7: (0, 7), 65_534: (0, 2)}
+
+    run_virtual(first)
+    run_virtual(second)
+
+
+def test_description_of_ranges_recovers_partitions_that_were_not_closed() -> None:
+    disks = [SimDisk(1)]
+
+    async def first() -> None:
+        async with serving(disks[0]) as host:
+            await host.streams.create("orders", 3)
+            await publish_in(host, 1, 5)
+            disks.append(disks[0].kill())
+
+    async def second() -> None:
+        async with serving(disks[1]) as host:
+            assert await ranges_of(host, "orders") == {1: (0, 5)}
+            assert open_numbers(host) == [1]
+
+    run_virtual(first)
+    run_virtual(second)
 
 
 def test_streams_are_changed_only_with_the_right_to_manage() -> None:
