@@ -1,4 +1,4 @@
-"""Spark writes and reads streams of one and of three partitions: each row once, in its partition's order."""
+"""Spark writes and reads streams of one and of eight partitions: each row once, in its partition's order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 ROWS = 12_000
-STREAMS = {"single": 1, "orders": 3}
+COUNT = 8
+STREAMS = {"single": 1, "orders": COUNT}
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +86,21 @@ def test_streaming_copy_resumes_at_its_checkpoint(spark: SparkSession, address: 
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
     def publish(first: int, count: int) -> None:
-        for partition in range(3):
+        for partition in range(COUNT):
             with SyncProducer(address, name="feed", stream="feed", partition=partition) as p:
                 for number in range(first, first + count):
                     p.offer(Delta(f"{partition}-{number}", create([1.0, 2.0]), "in"))
 
     for stream in ("feed", "copies"):
-        create_stream(address, stream, 3)
+        create_stream(address, stream, COUNT)
     publish(0, 200)
-    assert run("tasks_die") == [600]
+    assert run("tasks_die") == [200 * COUNT]
     publish(200, 10)
-    assert run("delta_prop") == [30]
+    assert run("delta_prop") == [10 * COUNT]
     copied = keys_of_partitions(address, "copies", "out")
-    expected = [f"{partition}-{number}" for partition in range(3) for number in range(210)]
+    expected = [f"{partition}-{number}" for partition in range(COUNT) for number in range(210)]
     assert sorted(key for own in copied for key in own) == sorted(expected)
-    assert all(partition_of("out", key, 3) == number for number, own in enumerate(copied) for key in own)
+    assert all(partition_of("out", key, COUNT) == number for number, own in enumerate(copied) for key in own)
 
 
 def test_unknown_stream_or_partition_is_one_error(spark: SparkSession, address: str) -> None:
@@ -110,5 +111,5 @@ def test_unknown_stream_or_partition_is_one_error(spark: SparkSession, address: 
         frame.write.format("delta_prop").options(url=address, stream="ordres", producer="x").mode(
             "append"
         ).save()
-    with pytest.raises(Exception, match=r"UsageError: partition 3: stream 'orders' has 3: give 0 to 2"):
-        read(spark, address, "orders", partition=3).collect()
+    with pytest.raises(Exception, match=r"UsageError: partition 8: stream 'orders' has 8: give 0 to 7"):
+        read(spark, address, "orders", partition=COUNT).collect()
