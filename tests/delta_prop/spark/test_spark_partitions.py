@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -113,3 +116,34 @@ def test_unknown_stream_or_partition_is_one_error(spark: SparkSession, address: 
         ).save()
     with pytest.raises(Exception, match=r"UsageError: partition 8: stream 'orders' has 8: give 0 to 7"):
         read(spark, address, "orders", partition=COUNT).collect()
+
+
+@pytest.mark.parametrize("staged", ["false", "true"])
+def test_service_killed_during_a_job_has_each_row_once(
+    spark: SparkSession, tmp_path: Path, staged: str
+) -> None:
+    rows = spark.range(10 * ROWS, numPartitions=2).selectExpr(
+        "concat('doc-', id) AS vector_id", "array(float(id), 0.5F) AS vector"
+    )
+    data = tmp_path / "data"
+    with ExitStack() as services:
+        first = services.enter_context(served(data))
+        address = f"127.0.0.1:{first.port}"
+        create_stream(address, "orders", COUNT)
+
+        def kill_and_restart() -> None:
+            while not any(data.rglob("jobs/*.part" if staged == "true" else "orders-*/*/*.log")):
+                time.sleep(0.001)
+            time.sleep(0.1)
+            first.kill()
+            services.enter_context(served(data, port=first.port))
+
+        with ThreadPoolExecutor(1) as pool:
+            restarted = pool.submit(kill_and_restart)
+            write = rows.write.format("delta_prop").options(url=address, stream="orders", staged=staged)
+            write.options(producer="job", namespace="job").mode("append").save()
+            assert first.process.poll() is not None, "the service was killed during the job"
+            restarted.result()
+        keys = keys_of_partitions(address, "orders", "job")
+    assert sorted(key for own in keys for key in own) == sorted(f"doc-{row}" for row in range(10 * ROWS))
+    assert all(partition_of("job", key, COUNT) == number for number, own in enumerate(keys) for key in own)
