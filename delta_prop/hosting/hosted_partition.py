@@ -43,7 +43,7 @@ class _HostedPropagator(Propagator):
 
     @property
     def request_executor(self) -> RequestExecutor | None:
-        """What carries out operators' requests, while this is open."""
+        """The executor of operators' requests, while this is open."""
         return self._request_executor
 
     async def _open_partition(self, world: World) -> Partition:
@@ -119,7 +119,7 @@ class HostedPartition:
 
     @property
     def request_executor(self) -> RequestExecutor | None:
-        """What carries out operators' requests, while it is open and does not close."""
+        """The executor of operators' requests, while it is open and does not close."""
         propagator = self.propagator
         return None if propagator is None or self.is_closing else propagator.request_executor
 

@@ -7,7 +7,8 @@ once. A stream is listed in the catalogue before its files exist, and no longer 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -244,33 +245,34 @@ class Streams:
 
         As `Propagator.erase`. Raises as that; Refused (UNKNOWN_STREAM).
         """
-        check_texts(vector_id=vector_id)
-        namespace = namespace or namespace_of(vector_id)
-        stream = self._catalogue.require(name)
-        number = partition_of(namespace, vector_id, stream.partitions)
-        partition, propagator = await self._hold(stream, number)
-        try:
+        async with self._partition_of(name, vector_id, namespace) as (stream, propagator):
             if not dry_run:
                 await propagator.erase(vector_id, namespace, timeout_s=timeout_s)
-        finally:
-            await self._drop_user(LogName(stream.stream_id, number), partition)
-        return stream
+            return stream
 
     async def has_vector(self, name: str, vector_id: str, namespace: str | None = None) -> bool | None:
         """Return True if the log of a stream has a vector, also a deleted one; None if it cannot be told.
 
         `namespace`: as in `erase`. Raises Refused (UNKNOWN_STREAM), LogCorrupted, FormatUnknown, OSError.
         """
-        check_texts(vector_id=vector_id)
-        namespace = namespace or namespace_of(vector_id)
-        stream = self._catalogue.require(name)
-        number = partition_of(namespace, vector_id, stream.partitions)
-        partition, propagator = await self._hold(stream, number)
-        try:
+        async with self._partition_of(name, vector_id, namespace) as (_, propagator):
+            namespace = namespace or namespace_of(vector_id)
             if propagator.head(vector_id, namespace) is not None:
                 return True
             vectors = propagator.internals().partition.pipeline.appender.vectors
             return None if vectors.is_incomplete(namespace) else False
+
+    @asynccontextmanager
+    async def _partition_of(
+        self, name: str, vector_id: str, namespace: str | None
+    ) -> AsyncIterator[tuple[Stream, Propagator]]:
+        """Yield a stream, and the propagator of the partition of a vector, which stays open meanwhile."""
+        check_texts(vector_id=vector_id)
+        stream = self._catalogue.require(name)
+        number = partition_of(namespace or namespace_of(vector_id), vector_id, stream.partitions)
+        partition, propagator = await self._hold(stream, number)
+        try:
+            yield stream, propagator
         finally:
             await self._drop_user(LogName(stream.stream_id, number), partition)
 

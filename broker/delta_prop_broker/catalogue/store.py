@@ -52,7 +52,7 @@ def stream_directory(stream: Stream) -> str:
 
 
 class PartitionPlace(NamedTuple):
-    """Where a partition is stored: the directory of its log, and that of what belongs to the log's readers.
+    """The place of a partition: the directory of its log, and that of what belongs to the log's readers.
 
     `name`: for the stamps of the log.
     """

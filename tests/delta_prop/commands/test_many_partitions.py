@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -108,22 +109,17 @@ def test_subscribe_reports_the_partitions_without_a_connection(
 def test_lookup_reports_why_it_waits(tmp_path: Path) -> None:
     data = tmp_path / "facts"
     assert run("streams", "create", "w", "--partitions", FEW, "--data", data) == 0
-    with served_streams(data, connections_per_host_max=1) as address:
-        holder = subprocess.Popen(
-            [sys.executable, "-m", "delta_prop", "subscribe", "--from", address], stderr=subprocess.DEVNULL
-        )
-        waiter = None
-        try:
-            time.sleep(3)
+    with served_streams(data, connections_per_host_max=1, handshake_timeout_s=300.0) as address:
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port))):  # it is accepted before any later one
             waiter = subprocess.Popen(
                 [sys.executable, "-m", "delta_prop", "subscribe", "--stream", "w", "--from", address],
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            assert waiter.stderr is not None
-            assert "RATE_LIMITED: 1 connections from " in waiter.stderr.readline()
-        finally:
-            for process in (holder, waiter):
-                if process is not None:
-                    process.kill()
-                    process.communicate()
+            try:
+                assert waiter.stderr is not None
+                assert "RATE_LIMITED: 1 connections from " in waiter.stderr.readline()
+            finally:
+                waiter.kill()
+                waiter.communicate()
