@@ -109,7 +109,7 @@ def test_subscribe_reports_the_partitions_without_a_connection(
 def test_lookup_reports_why_it_waits(tmp_path: Path) -> None:
     data = tmp_path / "facts"
     assert run("streams", "create", "w", "--partitions", FEW, "--data", data) == 0
-    with served_streams(data, connections_per_host_max=1, handshake_timeout_s=300.0) as address:
+    with served_streams(data, connections_per_host_max=1, handshake_timeout_s=300) as address:
         host, port = address.split(":")
         with socket.create_connection((host, int(port))):  # it is accepted before any later one
             waiter = subprocess.Popen(
